@@ -1,0 +1,205 @@
+"""Which strategy applies, to which model, and whether a replica is running.
+
+Three kinds of state live here and nowhere else:
+
+- the strategy that is current: scopes (per thread), `set_strategy` (per process);
+- what each model was bound to by `compile`;
+- while a step is traced: the replica it is traced for and the hooks that Keras'
+  reductions must go through (per thread).
+"""
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class ReplicaContext:
+    """What the code of one replica may know about itself.
+
+    Attributes:
+        replica_id: int32 scalar of the backend, `0 <= replica_id < num_replicas`;
+            a traced value, different on each replica.
+        num_replicas: How many replicas run this code.
+        axis_name: Name of the mapped axis, for the backend's own collectives.
+    """
+
+    replica_id: Any
+    num_replicas: int
+    axis_name: str
+
+
+@dataclass(frozen=True)
+class ReductionOptions:
+    """How gradients are put together; `DistributedOptimizer` documents them."""
+
+    reduction: str = "mean"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What `compile` decided for one model.
+
+    Attributes:
+        distribution: A keras_mirror strategy, a `keras.distribution` object, or
+            None for plain Keras.
+        reduction: Options of the gradient reduction.
+    """
+
+    distribution: Any
+    reduction: ReductionOptions = ReductionOptions()
+
+
+class TraceHooks(Protocol):
+    """What Keras' own reductions over the batch call while a step is traced."""
+
+    def apply_mask(self, original: Callable[..., Any], *args: Any) -> Any: ...
+
+    def reduce_values(self, original: Callable[..., Any], *args: Any) -> Any: ...
+
+    def moments(self, original: Callable[..., Any], *args: Any) -> Any: ...
+
+
+class KerasInternals(Protocol):
+    """What the backends need of Keras that Keras does not export.
+
+    `_plugin` is the one file that may look for it and puts it here.
+    """
+
+    def masks_of(self, y_pred: Any) -> list[Any]:
+        """The Keras mask of each leaf of `y_pred`, None where it has none."""
+        ...
+
+    def with_masks(self, y_pred: Any, masks: list[Any]) -> Any:
+        """`y_pred` with the masks put back that a program's end has dropped."""
+        ...
+
+    def has_default_step(self, model: Any) -> bool:
+        """Whether training runs Keras' own `train_step` and `compute_loss`."""
+        ...
+
+    def has_batch_norm(self, model: Any) -> bool:
+        """Whether the model has a layer with statistics of the batch."""
+        ...
+
+    def state_variables(self, model: Any, parts: int) -> list[list[Any]]:
+        """The variables of a step's state, which has 2, 3 or 4 parts."""
+        ...
+
+    def reducing_optimizers(
+        self, model: Any, reduce: Callable[[Any, Any], Any]
+    ) -> contextlib.AbstractContextManager[None]:
+        """While inside, the model's optimizers reduce gradients first."""
+        ...
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+        self.running: list[Any] = []
+        self.replicas: list[ReplicaContext | None] = []
+        self.hooks: list[TraceHooks | None] = []
+
+
+_thread = _ThreadState()
+_bindings: "weakref.WeakKeyDictionary[Any, Binding]" = weakref.WeakKeyDictionary()
+_global_strategy: list[Any] = [None]
+_internals: list[KerasInternals] = []
+
+
+@contextlib.contextmanager
+def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def scope(strategy: Any) -> contextlib.AbstractContextManager[None]:
+    """Makes `strategy` the innermost one of this thread."""
+    return _pushed(_thread.scopes, strategy)
+
+
+def innermost_scope() -> Any:
+    """The strategy of the innermost scope of this thread, or None."""
+    return _thread.scopes[-1] if _thread.scopes else None
+
+
+def set_global(strategy: Any) -> None:
+    """Sets the process-wide strategy; None takes it away."""
+    _global_strategy[0] = strategy
+
+
+def get_global() -> Any:
+    """The process-wide strategy, or None."""
+    return _global_strategy[0]
+
+
+def bind(model: Any, binding: Binding) -> None:
+    """Remembers what `compile` decided for `model`, as long as it lives."""
+    _bindings[model] = binding
+
+
+def binding_of(model: Any) -> Binding | None:
+    """What `model` was bound to, or None when no `compile` was seen."""
+    return _bindings.get(model)
+
+
+def running(strategy: Any) -> contextlib.AbstractContextManager[None]:
+    """Marks that a call of a model under `strategy` (or None) is under way."""
+    return _pushed(_thread.running, strategy)
+
+
+def running_strategy() -> Any:
+    """The strategy of the innermost model call of this thread, or None."""
+    return _thread.running[-1] if _thread.running else None
+
+
+def replica(
+    context: ReplicaContext | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Marks that the code of one replica is being traced."""
+    return _pushed(_thread.replicas, context)
+
+
+def replica_context() -> ReplicaContext | None:
+    """The replica whose code is running, or None outside of a replica.
+
+    Returns:
+        A context with `replica_id`, `num_replicas` and `axis_name` inside
+        `strategy.run` and inside a step in the replica view; None elsewhere,
+        the global view included.
+
+    Example:
+
+    ```python
+    def step(x):  # x: f32[batch / replicas, 8]
+        here = km.replica_context()
+        return jax.lax.psum(x.sum(), here.axis_name) / here.num_replicas
+    ```
+    """
+    return _thread.replicas[-1] if _thread.replicas else None
+
+
+def hooks(value: TraceHooks | None) -> contextlib.AbstractContextManager[None]:
+    """Sends Keras' reductions over the batch through `value`."""
+    return _pushed(_thread.hooks, value)
+
+
+def current_hooks() -> TraceHooks | None:
+    """The hooks of the step that is being traced, or None."""
+    return _thread.hooks[-1] if _thread.hooks else None
+
+
+def provide_internals(value: KerasInternals | None) -> None:
+    """Called by the plugin when it is installed; None when it is taken out."""
+    _internals[:] = [] if value is None else [value]
+
+
+def internals() -> KerasInternals:
+    """What `provide_internals` was given."""
+    return _internals[0]

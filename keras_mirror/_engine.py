@@ -1,0 +1,102 @@
+"""What a backend does for a strategy, and the one place that picks the backend."""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import keras
+
+from keras_mirror import errors
+
+# Keras backend -> module that has an `engine` object.
+BACKENDS = {"jax": "keras_mirror._jax.engine"}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What the compiled train step of a model sends between devices.
+
+    Attributes:
+        collectives: Number of collective operations per step.
+        bytes_sent: Bytes that each device sends per step.
+        view: "replica" or "global".
+        text: The compiled program, for readers who want to look further.
+    """
+
+    collectives: int
+    bytes_sent: int
+    view: str
+    text: str
+
+
+class Engine(Protocol):
+    """The jobs of a backend. `strategy` has `devices`, `view` and `mesh`."""
+
+    def local_devices(self) -> list[str]:
+        """Names of this process' devices of the default kind, as "cpu:0"."""
+        ...
+
+    def make_mesh(self, devices: Sequence[str]) -> Any:
+        """The backend's one-axis mesh over `devices`."""
+        ...
+
+    def place_model(self, model: Any, strategy: Any) -> None:
+        """Moves a model's variables to where `strategy` keeps them."""
+        ...
+
+    def bring_home(self, model: Any) -> None:
+        """Moves variables that a strategy spread back to one device."""
+        ...
+
+    def lay_out(self, model: Any, distribution: Any) -> None:
+        """Gives variables the layout of a `keras.distribution` object."""
+        ...
+
+    def train_function(self, model: Any, strategy: Any) -> Callable[..., Any]: ...
+
+    def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]: ...
+
+    def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]: ...
+
+    def batches(
+        self, batches: Iterable[Any], strategy: Any, *, may_be_reused: bool
+    ) -> Iterator[Any]:
+        """Puts batches where the step wants them, ahead of the step."""
+        ...
+
+    def run(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any: ...
+
+    def reduce(self, strategy: Any, op: str, value: Any, axis: Any) -> Any: ...
+
+    def gather(self, strategy: Any, value: Any, axis: int) -> Any: ...
+
+    def step_report(
+        self, model: Any, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> StepReport:
+        """Compiles the bound model's train step for a batch and counts."""
+        ...
+
+    def reduce_gradients(
+        self, grads: Any, variables: Any, *, reduction: str, axis_name: str | None
+    ) -> Any:
+        """Puts gradients together where a replica axis is bound."""
+        ...
+
+
+@functools.cache
+def _load(backend: str) -> Engine:
+    import importlib
+
+    if backend not in BACKENDS:
+        raise errors.UnsupportedBackendError(backend, sorted(BACKENDS))
+    return importlib.import_module(BACKENDS[backend]).engine
+
+
+def load() -> Engine:
+    """The engine of the backend that Keras runs on.
+
+    Raises:
+        UnsupportedBackendError: keras_mirror has none for this backend.
+    """
+    return _load(keras.config.backend())

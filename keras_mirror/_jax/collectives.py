@@ -1,0 +1,109 @@
+"""Putting values of the replicas together, in as few collectives as can be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_mirror import errors
+from keras_mirror._jax.compat import bound_axes, is_already_summed
+
+
+def is_float(value: Any) -> bool:
+    """Whether a mean of the value makes sense in its own dtype."""
+    return jnp.issubdtype(value.dtype, jnp.floating)
+
+
+def sum_and_mean(
+    sums: Any, means: Any, axis_name: str, num_replicas: int
+) -> tuple[Any, Any]:
+    """Sums one nest and averages another over the replicas, in one collective.
+
+    Args:
+        sums: Nest of arrays to add up.
+        means: Nest of float arrays to average.
+        axis_name: The bound axis.
+        num_replicas: Its size.
+
+    Returns:
+        Both nests, equal on all replicas.
+    """
+    sums, means = jax.lax.psum((sums, means), axis_name)
+    return sums, jax.tree.map(lambda value: value / num_replicas, means)
+
+
+def combine(
+    new: jax.Array, old: jax.Array, aggregation: str, replica_id: jax.Array
+) -> tuple[str, jax.Array]:
+    """How a replica's new value of a variable enters a collective.
+
+    Args:
+        new: The value this replica arrived at.
+        old: The value that all replicas had before.
+        aggregation: The variable's own wish, "none" where it has none.
+        replica_id: Index of this replica.
+
+    Returns:
+        "mean", "sum" or "change", and what to average or to sum; the sum of
+        changes is to be added to the old value (large counts keep their digits).
+    """
+    if aggregation == "sum":
+        return "change", new - old
+    if aggregation != "only_first_replica" and is_float(new):
+        return "mean", new
+    # Integers and flags are counters that agree on all replicas, or belong to the
+    # first one.
+    return "sum", jnp.where(replica_id == 0, new, jnp.zeros_like(new))
+
+
+def _axis(axis_name: str | None) -> str | None:
+    bound = bound_axes()
+    if axis_name is not None:
+        if bound and axis_name not in bound:
+            raise errors.ReplicaAxisError(axis_name, bound)
+        return axis_name if bound else None
+    if len(bound) > 1:
+        raise errors.ReplicaAxisError(None, bound)
+    return bound[0] if bound else None
+
+
+def reduce_gradients(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    reduction: str,
+    axis_name: str | None,
+) -> list[Any]:
+    """Gradients of this replica's rows -> gradients of the whole batch.
+
+    Args:
+        grads: One array per variable, None where there is none.
+        variables: The variables, to find those that are overwritten with their
+            "gradient" (float8 scales), which the largest replica decides.
+        reduction: "mean" or "sum".
+        axis_name: The axis to reduce over; None takes the one that is bound.
+
+    Returns:
+        The reduced gradients; `grads` itself where no axis is bound.
+    """
+    axis = _axis(axis_name)
+    grads = list(grads)
+    if axis is None:
+        return grads
+    count = jax.lax.axis_size(axis)
+    pending = {}
+    for i, grad in enumerate(grads):
+        if grad is None:
+            continue
+        if getattr(variables[i], "overwrite_with_gradient", False):
+            grads[i] = jax.lax.pmax(grad, axis)
+        elif is_already_summed(grad, axis):
+            grads[i] = grad / count if reduction == "mean" else grad
+        else:
+            pending[i] = grad
+    means, sums = (pending, {}) if reduction == "mean" else ({}, pending)
+    sums, means = sum_and_mean(sums, means, axis, count)
+    for i, grad in {**sums, **means}.items():
+        grads[i] = grad
+    return grads

@@ -1,0 +1,32 @@
+"""The one place that knows differences between JAX versions."""
+
+import jax
+from jax.sharding import AxisType
+
+shard_map = jax.shard_map
+
+
+def bound_axes() -> tuple[str, ...]:
+    """Names of the axes that `shard_map` or `pmap` has bound here."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in kinds if kind == AxisType.Manual)
+
+
+def _varying(value: object) -> frozenset[str]:
+    kind = jax.typeof(value)
+    manual = getattr(kind, "manual_axis_type", None)  # JAX >= 0.10
+    if manual is not None:
+        return frozenset(manual.varying)
+    return frozenset(getattr(kind, "vma", ()))
+
+
+def is_already_summed(value: object, axis_name: str) -> bool:
+    """Whether a gradient of replicated weights is a sum over the axis already.
+
+    Under shard_map's default `check_vma=True` JAX sums such gradients itself; the
+    type of the value then says that it does not vary over the axis. Without the
+    check nothing is tracked, and nothing has been summed.
+    """
+    tracked = axis_name in _varying(jax.lax.axis_index(axis_name))
+    return tracked and axis_name not in _varying(value)

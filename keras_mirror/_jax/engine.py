@@ -1,0 +1,107 @@
+"""What the rest of keras_mirror calls on the JAX backend."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from keras_mirror import _context
+from keras_mirror._engine import StepReport
+from keras_mirror._jax import (
+    batch,
+    collectives,
+    global_view,
+    mesh,
+    report,
+    run,
+    state,
+    steps,
+)
+
+
+def _last(outputs: list[Any]) -> Any:
+    return outputs[-1]
+
+
+def _concatenated(outputs: list[Any]) -> Any:
+    if len(outputs) == 1:
+        return outputs[0]
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
+
+
+class JaxEngine:
+    """See `keras_mirror._engine.Engine` for what each method is for."""
+
+    def local_devices(self) -> list[str]:
+        return mesh.local_devices()
+
+    def make_mesh(self, devices: Sequence[str]) -> Any:
+        return mesh.make_mesh(devices)
+
+    def place_model(self, model: Any, strategy: Any) -> None:
+        state.spread(state.model_variables(model), mesh.replicated(strategy.mesh))
+
+    def bring_home(self, model: Any) -> None:
+        state.bring_home(state.model_variables(model))
+
+    def lay_out(self, model: Any, distribution: Any) -> None:
+        state.lay_out(state.model_variables(model), distribution)
+
+    def train_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
+        binding = _context.binding_of(model)
+        reduction = binding.reduction.reduction if binding else "mean"
+        step = steps.TrainFunction(model, strategy, reduction)
+        return steps.over_iterator(step, model.steps_per_execution, _last)
+
+    def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
+        step = steps.StepFunction(model, strategy, global_view.test_step(model))
+        return steps.over_iterator(step, model.steps_per_execution, _last)
+
+    def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
+        step = steps.PredictFunction(model, strategy, global_view.predict_step(model))
+        return steps.over_iterator(step, model.steps_per_execution, _concatenated)
+
+    def batches(
+        self, batches: Iterable[Any], strategy: Any, *, may_be_reused: bool
+    ) -> Iterator[Any]:
+        return batch.batches(batches, strategy.mesh, may_be_reused=may_be_reused)
+
+    def run(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any:
+        return run.run(strategy.mesh, fn, args, kwargs)
+
+    def reduce(self, strategy: Any, op: str, value: Any, axis: Any) -> Any:
+        return run.reduce(op, value, axis)
+
+    def gather(self, strategy: Any, value: Any, axis: int) -> Any:
+        return run.gather(value, axis)
+
+    def reduce_gradients(
+        self, grads: Any, variables: Any, *, reduction: str, axis_name: str | None
+    ) -> Any:
+        return collectives.reduce_gradients(
+            grads, variables, reduction=reduction, axis_name=axis_name
+        )
+
+    def step_report(
+        self, model: Any, x: Any, y: Any = None, sample_weight: Any = None
+    ) -> StepReport:
+        model._symbolic_build(data_batch=(x, y, sample_weight))
+        model.make_train_function()
+        step = model.train_function.step
+        strategy = step.strategy
+        placed = batch.place((x, y, sample_weight), strategy.mesh)
+        groups = _context.internals().state_variables(model, 4)
+        values = [[v.value for v in group] for group in groups]
+        args = report.abstract(values, mesh.replicated(strategy.mesh))
+        view = step.view(values, placed)
+        if view == "replica":
+            lowered = step.replica_jit.lower(tuple(args), placed.data)
+        else:
+            lowered = step.global_jit.lower(tuple(args), placed.data, placed.rows)
+        text = lowered.compile().as_text()
+        number, sent = report.count(text, strategy.num_replicas_in_sync)
+        return StepReport(number, sent, view, text)
+
+
+engine = JaxEngine()

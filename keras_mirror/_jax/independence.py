@@ -1,0 +1,146 @@
+"""Whether a model's train step may run once per replica: the question to `rows`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from keras_mirror import _context
+from keras_mirror._jax.row_rules import make_walk
+from keras_mirror._jax.rows import LARGE, LOSS, SMALL, Label, RowsMix
+
+ROW = Label("rows", 0, 1)
+
+
+class _Recorder:
+    """Takes the place of Keras' reductions over the batch, and keeps their inputs.
+
+    The reductions themselves are exact in the replica view (`losses`), or differ
+    on purpose (BatchNormalization); what enters them must be row by row.
+    """
+
+    def __init__(self, token: Any) -> None:
+        self.values: list[Any] = []
+        self._token = token
+
+    def apply_mask(
+        self, original: Callable[..., Any], weight: Any, mask: Any, dtype: Any, _: Any
+    ) -> Any:
+        return original(weight, mask, dtype, "sum")
+
+    def reduce_values(
+        self, original: Callable[..., Any], values: Any, weight: Any, reduction: Any
+    ) -> Any:
+        if reduction in (None, "none"):  # stays one value per row
+            return original(values, weight, reduction)
+        self.values += [values] if weight is None else [values, weight]
+        return self._token.astype(values.dtype)
+
+    def moments(self, original: Callable[..., Any], inputs: Any, mask: Any) -> Any:
+        mean, variance = jax.eval_shape(original, inputs, mask)
+        return jnp.zeros(mean.shape, mean.dtype), jnp.ones(
+            variance.shape, variance.dtype
+        )
+
+
+def _traced(model: Any, state: Any, data: Any, token: Any) -> dict[str, Any]:
+    trainable, non_trainable, optimizer, metrics = state
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+    recorder = _Recorder(token)
+    with _context.hooks(recorder):
+        loss, aux = model.compute_loss_and_updates(
+            trainable,
+            non_trainable,
+            metrics,
+            x,
+            y,
+            sample_weight,
+            training=True,
+            optimizer_variables=optimizer,
+        )
+    unscaled_loss, y_pred, non_trainable, metrics = aux
+    masks = _context.internals().masks_of(y_pred)
+    return {
+        "rows": [y_pred, masks, recorder.values],
+        "losses": [loss, unscaled_loss],
+        "state": list(non_trainable),
+        "metrics": list(metrics),
+    }
+
+
+def _spec(leaf: Any, rows: int | None = None) -> jax.ShapeDtypeStruct:
+    shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def _check(model: Any, state: Any, data: Any) -> None:
+    """Raises RowsMix with the reason if the replica view would not be exact."""
+    state = jax.tree.map(_spec, tuple(state))
+    token = jax.ShapeDtypeStruct((), "float32")  # stands for each reduced loss
+    traces, shapes = [], None
+    for rows in (SMALL, LARGE):
+        batch = jax.tree.map(lambda leaf, rows=rows: _spec(leaf, rows), data)
+        trace, shapes = jax.make_jaxpr(
+            lambda *args: _traced(model, *args), return_shape=True
+        )(state, batch, token)
+        traces.append(trace)
+    of_state, of_data = (len(jax.tree.leaves(part)) for part in (state, data))
+    labels = [None] * of_state + [ROW] * of_data + [LOSS]
+    found = make_walk().closed(traces[0], traces[1], labels)
+    outvars = traces[0].jaxpr.outvars
+    if len(outvars) != len(traces[1].jaxpr.outvars):
+        raise RowsMix("the program depends on the batch size")
+    places = jax.tree.unflatten(jax.tree.structure(shapes), range(len(found)))
+    _check_results(model, places, found)
+    _check_metrics(model, places["metrics"], traces[0].jaxpr, found)
+
+
+def _check_results(model: Any, places: Any, found: list[Label | None]) -> None:
+    for place in jax.tree.leaves(places["rows"]):
+        label = found[place]
+        if label is None or (label.axis, label.outer) != (0, 1):
+            raise RowsMix("an output or a loss is not one value per row of the batch")
+    for place in jax.tree.leaves(places["state"]):
+        if found[place] is not None:
+            raise RowsMix("a variable changes with the batch")
+    for place in jax.tree.leaves(places["losses"]):
+        if found[place] not in (None, LOSS):
+            raise RowsMix("the loss depends on the size of the batch")
+
+
+def _check_metrics(
+    model: Any, places: list[int], jaxpr: Any, found: list[Label | None]
+) -> None:
+    # Per-output loss trackers are summed exactly in the replica view. Any other
+    # metric that the forward pass touches may keep anything, a maximum say.
+    compile_loss = getattr(model, "_compile_loss", None)
+    trackers = {id(v) for v in getattr(compile_loss, "variables", [])}
+    inputs = set(map(id, jaxpr.invars))
+    for variable, place in zip(model.metrics_variables, places, strict=True):
+        label = found[place]
+        if label is not None and label.axis >= 0:
+            raise RowsMix("a metric keeps one value per row of the batch")
+        unchanged = id(jaxpr.outvars[place]) in inputs
+        if id(variable) not in trackers and not unchanged:
+            raise RowsMix("a layer updates a metric during the forward pass")
+
+
+def why_rows_mix(model: Any, state: Any, data: Any) -> str | None:
+    """Why the replica view would not give one device's numbers, None if it does.
+
+    Args:
+        model: A model whose `train_step` is Keras' own.
+        state: The four lists of a train step's state; shapes and dtypes are read.
+        data: A batch, every array of it with the same number of rows.
+    """
+    try:
+        _check(model, state, data)
+    except RowsMix as reason:
+        return str(reason)
+    except Exception as error:  # noqa: BLE001
+        # A user's code that cannot be traced at other batch sizes; if it cannot
+        # be traced at all, the global view will say so.
+        return f"the step cannot be traced at other batch sizes ({error})"
+    return None

@@ -1,0 +1,39 @@
+"""Random numbers in the replica view: other masks on each replica, one state.
+
+A `keras.random.SeedGenerator` keeps u32[2]: the seed and a counter. The replica's
+index is folded into the seed on entry; the seed that leaves is the original one
+with the counter that the step advanced, equal on all replicas.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# 2**32 over the golden ratio: consecutive replicas get far-away seeds.
+_STRIDE = np.uint32(0x9E3779B9)
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a `SeedGenerator`."""
+    return (
+        variable.name == "seed_generator_state"
+        and tuple(variable.shape) == (2,)
+        and str(variable.dtype) == "uint32"
+    )
+
+
+def _offset(replica_id: jax.Array) -> jax.Array:
+    shift = replica_id.astype("uint32") * _STRIDE
+    return jnp.stack([shift, jnp.uint32(0)])
+
+
+def fold_in(seed: jax.Array, replica_id: jax.Array) -> jax.Array:
+    """u32[2] -> u32[2]: the seed of this replica. Replica 0 keeps the original."""
+    return seed + _offset(replica_id)
+
+
+def fold_out(seed: jax.Array, replica_id: jax.Array) -> jax.Array:
+    """Undoes `fold_in` and leaves the counter as the step advanced it."""
+    return seed - _offset(replica_id)

@@ -1,0 +1,249 @@
+"""The replica view: forward and backward once per replica, on its own rows.
+
+Everything that a replica computes from its own rows is put together here on
+purpose; whatever is forgotten would silently keep one replica's value.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from keras_mirror import _context
+from keras_mirror._jax import random
+from keras_mirror._jax.collectives import combine, reduce_gradients, sum_and_mean
+from keras_mirror._jax.compat import shard_map
+from keras_mirror._jax.losses import ReplicaHooks
+from keras_mirror._jax.mesh import AXIS
+
+Step = Callable[[Any, Any], Any]
+
+
+class _Replica:
+    """One replica while it is traced: its index and its parts of the state."""
+
+    def __init__(self, num_replicas: int):
+        self.id = jax.lax.axis_index(AXIS)
+        self.count = num_replicas
+
+    def context(self) -> _context.ReplicaContext:
+        return _context.ReplicaContext(self.id, self.count, AXIS)
+
+    def hooks(self) -> ReplicaHooks:
+        return ReplicaHooks(AXIS, self.count)
+
+    def enter_seeds(self, variables: list[Any], values: list[Any]) -> list[Any]:
+        return [
+            random.fold_in(value, self.id) if random.is_seed(variable) else value
+            for variable, value in zip(variables, values, strict=True)
+        ]
+
+    def leave_seeds(self, variables: list[Any], values: list[Any]) -> list[Any]:
+        return [
+            random.fold_out(value, self.id) if random.is_seed(variable) else value
+            for variable, value in zip(variables, values, strict=True)
+        ]
+
+
+class _Reduction:
+    """What travels between replicas at the end of a step, in one collective."""
+
+    def __init__(self, replica: _Replica):
+        self._replica = replica
+        self._before: dict[Any, Any] = {}
+        self.means: dict[Any, Any] = {}
+        self.sums: dict[Any, Any] = {}
+
+    def add(self, variables: list[Any], old: list[Any], new: list[Any]) -> None:
+        """Adds the variables that the step has changed."""
+        for variable, before, after in zip(variables, old, new, strict=True):
+            if after is before or random.is_seed(variable):
+                continue
+            how, value = combine(
+                after, before, variable.aggregation, self._replica.id
+            )
+            (self.means if how == "mean" else self.sums)[id(variable)] = value
+            if how == "change":
+                self._before[id(variable)] = before
+
+    def run(self) -> None:
+        """The collective."""
+        self.sums, self.means = sum_and_mean(
+            self.sums, self.means, AXIS, self._replica.count
+        )
+
+    def values(self, variables: list[Any], new: list[Any]) -> list[Any]:
+        """The values of the variables that all replicas agree on."""
+        return [
+            self._value(id(variable), value)
+            for variable, value in zip(variables, new, strict=True)
+        ]
+
+    def _value(self, key: int, value: Any) -> Any:
+        if key in self._before:
+            return self._before[key] + self.sums[key]
+        return self.means.get(key, self.sums.get(key, value))
+
+
+def _region_one(
+    model: Any,
+    num_replicas: int,
+    reduction: str,
+    trainable: list[Any],
+    non_trainable: list[Any],
+    optimizer: list[Any],
+    metrics: list[Any],
+    batch: Any,
+) -> Any:
+    """Gradients, loss and state of one replica, reduced to those of the batch."""
+    x, y, sample_weight = batch  # each leaf: [batch / replicas, ...]
+    replica = _Replica(num_replicas)
+    variables = model.non_trainable_variables
+    entered = replica.enter_seeds(variables, non_trainable)
+    with _context.replica(replica.context()), _context.hooks(replica.hooks()):
+        gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+        (_, aux), grads = gradient(
+            trainable,
+            entered,
+            metrics,
+            x,
+            y,
+            sample_weight,
+            training=True,
+            optimizer_variables=optimizer,
+        )
+    loss, y_pred, left, new_metrics = aux
+    left = replica.leave_seeds(variables, left)
+    reduced = _Reduction(replica)
+    reduced.means["loss"] = loss
+    reduced.add(variables, non_trainable, left)
+    reduced.add(model.metrics_variables, metrics, new_metrics)
+    overwritten, rest = _split_gradients(model, grads)
+    (reduced.means if reduction == "mean" else reduced.sums)["grads"] = rest
+    reduced.run()
+    rest = (reduced.means if reduction == "mean" else reduced.sums)["grads"]
+    return (
+        _join_gradients(rest, overwritten),
+        reduced.means["loss"],
+        (y_pred, _context.internals().masks_of(y_pred)),
+        reduced.values(variables, left),
+        reduced.values(model.metrics_variables, new_metrics),
+    )
+
+
+def _split_gradients(model: Any, grads: list[Any]) -> tuple[dict[int, Any], list[Any]]:
+    """Takes out what carries values rather than gradients (float8 scales)."""
+    overwritten = {
+        i: jax.lax.pmax(grads[i], AXIS)
+        for i, variable in enumerate(model.trainable_variables)
+        if variable.overwrite_with_gradient
+    }
+    rest = [None if i in overwritten else g for i, g in enumerate(grads)]
+    return overwritten, rest
+
+
+def _join_gradients(rest: list[Any], overwritten: dict[int, Any]) -> list[Any]:
+    return [overwritten.get(i, grad) for i, grad in enumerate(rest)]
+
+
+def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
+    """Keras' own train step in two regions of one program.
+
+    Region 1 runs once per replica and ends in the reduction. Region 2 is the global
+    view: the optimizer sees whole gradients and the metrics see whole batches, so
+    any of them is right by construction.
+    """
+
+    def step(state: Any, data: Any) -> Any:
+        trainable, non_trainable, optimizer, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+
+        def region_one(*parts: Any) -> Any:
+            return _region_one(model, mesh.size, reduction, *parts)
+
+        rows = P(AXIS)
+        grads, loss, predicted, non_trainable, metrics = shard_map(
+            region_one,
+            mesh=mesh,
+            in_specs=(P(), P(), P(), P(), rows),
+            out_specs=(P(), P(), rows, P(), P()),
+            check_vma=False,
+        )(trainable, non_trainable, optimizer, metrics, (x, y, sample_weight))
+        y_pred = _context.internals().with_masks(*predicted)
+        trainable, optimizer = model.optimizer.stateless_apply(
+            optimizer, grads, trainable
+        )
+        logs, metrics = model._update_metrics_variables(
+            metrics, loss, x, y, y_pred, sample_weight
+        )
+        return logs, (trainable, non_trainable, optimizer, metrics)
+
+    return step
+
+
+def _merged_logs(model: Any, logs: Any, metrics: list[Any]) -> Any:
+    """A user's logs, as they are once the replicas' metrics are put together."""
+    pairs = list(zip(model.metrics_variables, metrics, strict=True))
+    with keras.StatelessScope(state_mapping=pairs):
+        results = model.get_metrics_result()
+
+    def mean(value: Any) -> Any:
+        value = jnp.asarray(value)
+        value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value * 1.0
+        return jax.lax.pmean(value, AXIS)
+
+    if not isinstance(logs, dict):
+        return jax.tree.map(mean, logs)
+    return {
+        key: results[key] if key in results else jax.tree.map(mean, value)
+        for key, value in logs.items()
+    }
+
+
+def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
+    """A user's own `train_step`, run whole in each replica.
+
+    Its optimizers reduce gradients before they apply them; metrics, other state and
+    logs are put together afterwards.
+    """
+
+    def local(state: Any, data: Any) -> Any:
+        trainable, non_trainable, optimizer, metrics = state
+        replica = _Replica(mesh.size)
+        variables = model.non_trainable_variables
+        entered = replica.enter_seeds(variables, non_trainable)
+        with (
+            _context.replica(replica.context()),
+            _context.hooks(replica.hooks()),
+            _context.internals().reducing_optimizers(
+                model,
+                lambda grads, of: reduce_gradients(
+                    grads, of, reduction=reduction, axis_name=AXIS
+                ),
+            ),
+        ):
+            logs, new = model.train_step(
+                (trainable, entered, optimizer, metrics), data
+            )
+        trainable, left, optimizer, new_metrics = new
+        left = replica.leave_seeds(variables, list(left))
+        reduced = _Reduction(replica)
+        reduced.add(variables, non_trainable, left)
+        reduced.add(model.metrics_variables, metrics, new_metrics)
+        reduced.run()
+        left = reduced.values(variables, left)
+        metrics = reduced.values(model.metrics_variables, new_metrics)
+        logs = _merged_logs(model, logs, metrics)
+        return logs, (trainable, left, optimizer, metrics)
+
+    return shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(), P(AXIS)),
+        out_specs=(P(), P()),
+        check_vma=False,
+    )

@@ -1,0 +1,80 @@
+"""Where variables and step state live: moving them onto a mesh and back."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from keras_mirror._jax.mesh import AXIS
+
+
+class PlacedState(tuple):
+    """A step's state whose arrays are known to lie where the step wants them.
+
+    Keras passes the state of one step on to the next as it came; the type spares
+    looking at each array again. It holds no arrays of its own.
+    """
+
+
+def place_state(state: Any, sharding: NamedSharding) -> PlacedState:
+    """The state with every array laid out as `sharding` says."""
+    if isinstance(state, PlacedState):
+        return state
+    return PlacedState(jax.device_put(list(part), sharding) for part in state)
+
+
+def model_variables(model: Any) -> list[Any]:
+    """All variables that a step of `model` reads or writes, once each."""
+    optimizer = getattr(model, "optimizer", None)
+    found = list(model.variables)
+    found += list(getattr(model, "metrics_variables", []))
+    found += list(optimizer.variables) if optimizer is not None else []
+    unique = {id(v): v for v in found}
+    return list(unique.values())
+
+
+def _values(variables: Iterable[Any]) -> list[tuple[Any, jax.Array]]:
+    # `_value` is None while a variable waits for its initializer (or was handed
+    # to a step in progress); `value` would then make one up.
+    pairs = ((v, getattr(v, "_value", None)) for v in variables)
+    return [(v, value) for v, value in pairs if isinstance(value, jax.Array)]
+
+
+def spread(variables: Iterable[Any], sharding: NamedSharding) -> None:
+    """Lays the variables out over the mesh of `sharding`."""
+    pairs = []
+    for variable, value in _values(variables):
+        # A layout given by `keras.distribution` would pull each assigned value
+        # back to its own mesh.
+        if getattr(variable, "_layout", None) is not None:
+            variable._layout = None
+        if value.sharding != sharding:
+            pairs.append((variable, value))
+    placed = jax.device_put([value for _, value in pairs], sharding)
+    for (variable, _), value in zip(pairs, placed, strict=True):
+        variable.assign(value)
+
+
+def _is_ours(value: jax.Array) -> bool:
+    sharding = value.sharding
+    return isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (AXIS,)
+
+
+def bring_home(variables: Iterable[Any]) -> None:
+    """Moves what a strategy spread, or put on a device of its own, to the default.
+
+    Variables that a `keras.distribution` laid out are left alone.
+    """
+    for variable, value in _values(variables):
+        if getattr(variable, "_layout", None) is None and _is_ours(value):
+            # Through the host and uncommitted, as a newly made variable is.
+            variable.assign(jax.device_put(jax.device_get(value)))
+
+
+def lay_out(variables: Iterable[Any], distribution: Any) -> None:
+    """Gives the variables the layout that a `keras.distribution` wants."""
+    for variable, value in _values(variables):
+        variable._layout = None
+        variable._layout = distribution.get_variable_layout(variable)
+        variable.assign(value)

@@ -1,0 +1,200 @@
+"""A model's compiled steps: which view runs, and the calling of it."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from keras_mirror import _context, errors
+from keras_mirror._jax import global_view, replica_view
+from keras_mirror._jax.batch import PlacedBatch, place
+from keras_mirror._jax.independence import why_rows_mix
+from keras_mirror._jax.mesh import replicated
+from keras_mirror._jax.state import PlacedState, place_state
+
+_log = logging.getLogger("keras_mirror")
+
+
+def _signature(data: Any) -> Any:
+    """What of a batch decides whether rows mix: everything but the row count."""
+    leaves, structure = jax.tree.flatten(data)
+    return structure, tuple((leaf.shape[1:], str(leaf.dtype)) for leaf in leaves)
+
+
+class StepFunction:
+    """One step of a model over a placed batch, compiled where Keras compiles.
+
+    Args:
+        model: The model, bound to `strategy`.
+        strategy: Where to run.
+        step: A function of (state, data, rows) in the global view.
+    """
+
+    def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
+        self.strategy = strategy
+        self._model = model
+        self._mesh = strategy.mesh
+        self._is_compiled = bool(model.jit_compile) and not model.run_eagerly
+        self._global = step
+        if self._is_compiled:
+            self._global = jax.jit(
+                step,
+                donate_argnums=0,
+                static_argnums=2,
+                out_shardings=self._out_shardings(),
+            )
+
+    def _out_shardings(self) -> Any:
+        return (replicated(self._mesh), replicated(self._mesh))
+
+    def _call(self, state: Any, batch: PlacedBatch) -> Any:
+        return self._global(tuple(state), batch.data, batch.rows)
+
+    def __call__(self, state: Any, data: Any) -> Any:
+        """Runs one step; a failed one leaves the model with the state it had."""
+        state = place_state(state, replicated(self._mesh))
+        try:
+            batch = place(data, self._mesh)
+            # The variables are named by position in the state, and a model that
+            # calls another model inside its step must not bind that one.
+            with _context.running(self.strategy):
+                outputs, new_state = self._call(state, batch)
+        except BaseException:
+            _give_back(self._model, state)
+            raise
+        return outputs, PlacedState(list(part) for part in new_state)
+
+
+class PredictFunction(StepFunction):
+    """Outputs stay where XLA computed them; Keras fetches them to the host."""
+
+    def _out_shardings(self) -> Any:
+        return (None, replicated(self._mesh))
+
+
+class TrainFunction(StepFunction):
+    """The train step: the one that has two views."""
+
+    def __init__(self, model: Any, strategy: Any, reduction: str):
+        super().__init__(
+            model,
+            strategy,
+            global_view.train_step(
+                model, strategy.num_replicas_in_sync, reduction
+            ),
+        )
+        self._reduction = reduction
+        self._replica: Any = None
+        self._reasons: dict[Any, str | None] = {}
+
+    @property
+    def replica_jit(self) -> Any:
+        """The compiled step of the replica view, made when first needed."""
+        if self._replica is None:
+            make = (
+                replica_view.default_step
+                if _context.internals().has_default_step(self._model)
+                else replica_view.custom_step
+            )
+            self._replica = jax.jit(
+                make(self._model, self._mesh, self._reduction),
+                donate_argnums=0,
+                out_shardings=self._out_shardings(),
+            )
+        return self._replica
+
+    @property
+    def global_jit(self) -> Any:
+        """The step of the global view."""
+        return self._global
+
+    def view(self, state: Any, batch: PlacedBatch) -> str:
+        """The view that this batch trains in.
+
+        Raises:
+            ReplicaViewError: The replica view was asked for and is impossible.
+        """
+        wanted = self.strategy.view
+        if wanted == "replica":
+            return self._forced(batch)
+        if not self._is_compiled or self._mesh.size == 1 or not batch.is_even:
+            return "global"
+        if wanted == "global":
+            return "global"
+        key = _signature(batch.data)
+        if key not in self._reasons:
+            self._reasons[key] = self._why_global(state, batch)
+            reason = self._reasons[key] or "each row's result is its own"
+            view = "global" if self._reasons[key] else "replica"
+            _log.info("%s trains in the %s view: %s", self._model.name, view, reason)
+        return "global" if self._reasons[key] else "replica"
+
+    def _forced(self, batch: PlacedBatch) -> str:
+        if not self._is_compiled:
+            raise errors.IncompatibleOptionsError(
+                'view="replica"',
+                f"jit_compile={self._model.jit_compile}, "
+                f"run_eagerly={self._model.run_eagerly}",
+                "The replica view is a compiled program.",
+                'Compile the model with jit_compile=True, or use view="auto".',
+            )
+        return "replica" if batch.is_even else "global"
+
+    def _why_global(self, state: Any, batch: PlacedBatch) -> str | None:
+        internals = _context.internals()
+        if not internals.has_default_step(self._model):
+            return "the model has a train_step or compute_loss of its own"
+        wants = getattr(self.strategy, "synchronize_batch_norm", False)
+        if wants and internals.has_batch_norm(self._model):
+            return "BatchNormalization is synchronized"
+        return why_rows_mix(self._model, state, batch.data)
+
+    def _call(self, state: Any, batch: PlacedBatch) -> Any:
+        if self.view(state, batch) == "replica":
+            return self.replica_jit(tuple(state), batch.data)
+        return super()._call(state, batch)
+
+
+def _give_back(model: Any, state: Any) -> None:
+    """Hands a failed step's state back to the variables that gave it up.
+
+    Keras empties the variables before the first step of an epoch; an error in that
+    step would leave the model without weights.
+    """
+    groups = _context.internals().state_variables(model, len(state))
+    for variables, values in zip(groups, state, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            lost = getattr(variable, "_value", None) is None
+            if lost and not value.is_deleted():
+                variable.assign(value)
+    if getattr(model, "_jax_state", None) is None:
+        model._jax_state_synced = True
+
+
+def over_iterator(
+    step: StepFunction, steps_per_execution: int, join: Callable[[list[Any]], Any]
+) -> Callable[[Any, Iterator[Any]], Any]:
+    """What Keras calls as `model.train_function` and its siblings.
+
+    Args:
+        step: One step.
+        steps_per_execution: How many batches one call takes; fewer at the end.
+        join: Puts the outputs of these steps together.
+    """
+
+    def function(state: Any, iterator: Iterator[Any]) -> Any:
+        outputs, state = step(state, next(iterator))
+        found = [outputs]
+        for _ in range(steps_per_execution - 1):
+            try:
+                data = next(iterator)
+            except StopIteration:
+                break
+            outputs, state = step(state, data)
+            found.append(outputs)
+        return join(found), state
+
+    function.strategy = step.strategy  # pyright: ignore[reportFunctionMemberAccess]
+    function.step = step  # pyright: ignore[reportFunctionMemberAccess]
+    return function

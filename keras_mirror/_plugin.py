@@ -1,0 +1,398 @@
+"""The one file that touches `keras.src`: every name wrapped, and why.
+
+`install` wraps the names of `_WRAPPED`; `uninstall` puts the originals back. What
+the backends need of Keras' internals is handed to them as `_Internals`.
+"""
+
+import contextlib
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from keras_mirror import _context, _engine, errors
+from keras_mirror.optimizer import DistributedOptimizer
+from keras_mirror.strategies import Strategy, for_compile, get_strategy
+
+# Keras versions whose own tests and ours were run with this file.
+TESTED_KERAS = ("3.12.0", "3.15.1")
+
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def _binding_target(model: Any) -> Any:
+    """What governs a call of `model`: strategy, Keras distribution, or None."""
+    binding = _context.binding_of(model)
+    if binding is not None:
+        return binding.distribution
+    # Never compiled: predict follows what is current. Compiled before keras_mirror
+    # was there: it stays what it was.
+    return None if model.compiled else get_strategy()
+
+
+@contextlib.contextmanager
+def _keras_distribution(value: Any) -> Iterator[None]:
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(value)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
+
+
+def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
+    """What must hold while Keras runs a call of a model governed by `target`."""
+    current = keras.distribution.distribution()
+    stack = contextlib.ExitStack()
+    if isinstance(target, Strategy):
+        if current is not None and not isinstance(current, Strategy):
+            raise errors.MixedDistributionError(target, current)
+        stack.enter_context(_context.running(target))
+        return stack
+    stack.enter_context(_context.running(None))
+    if target is not None:
+        stack.enter_context(_keras_distribution(target))
+    elif isinstance(current, Strategy):
+        # A plain model called inside a scope: Keras must not see our strategy.
+        stack.enter_context(_keras_distribution(None))
+    return stack
+
+
+def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _during_call(_binding_target(self)):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _make_function(kind: str) -> Callable[[Any], Any]:
+    attribute = f"{kind}_function"
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(self: Any, force: bool = False) -> Any:
+            target = _binding_target(self)
+            existing = getattr(self, attribute, None)
+            owner = getattr(existing, "strategy", None)
+            if isinstance(target, Strategy):
+                engine = _engine.load()
+                engine.place_model(self, target)
+                if force or owner is not target:
+                    function = getattr(engine, attribute)(self, target)
+                    setattr(self, attribute, function)
+                return None
+            if owner is not None:
+                setattr(self, attribute, None)
+            if keras.config.backend() in _engine.BACKENDS:
+                if target is not None:
+                    _engine.load().lay_out(self, target)
+                elif keras.distribution.distribution() is None:
+                    _engine.load().bring_home(self)
+            return original(self, force)
+
+        return make
+
+    return wrap
+
+
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, distribution: Any = None, **kwargs: Any) -> Any:
+        target = for_compile(distribution)
+        bound = signature.bind(self, *args, **kwargs)
+        options, wrapper = _take_options(bound.arguments)
+        _check_options(target, options, bound.arguments)
+        result = original(*bound.args, **bound.kwargs)
+        if wrapper is not None:
+            self.optimizer = _outermost(wrapper, self.optimizer)
+        _context.bind(self, _context.Binding(target, options))
+        return result
+
+    new = inspect.Parameter(
+        "distribution", inspect.Parameter.KEYWORD_ONLY, default=None
+    )
+    compile.__signature__ = signature.replace(  # pyright: ignore
+        parameters=[*signature.parameters.values(), new]
+    )
+    compile.__doc__ = _with_argument(original.__doc__)
+    return compile
+
+
+def _with_argument(doc: str | None) -> str | None:
+    if not doc:
+        return doc
+    text = (
+        "            distribution: A keras_mirror strategy, the name of one (such as\n"
+        '                `"mirrored"`), or a `keras.distribution` object. None takes\n'
+        "                the strategy that is current, if any.\n"
+    )
+    return re.sub(r"(\n\s+Note:)", "\n" + text.rstrip("\n") + r"\n\1", doc, count=1)
+
+
+def _take_options(
+    arguments: dict[str, Any],
+) -> tuple[_context.ReductionOptions, DistributedOptimizer | None]:
+    """Takes the wrapper off the optimizer, so that Keras records the plain one."""
+    optimizer = arguments.get("optimizer")
+    nested = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(optimizer, DistributedOptimizer):
+        arguments["optimizer"] = optimizer.inner
+        return optimizer.options, optimizer
+    if isinstance(nested, DistributedOptimizer):
+        # Loss scaling must see reduced gradients: the wrapper goes outside.
+        optimizer.inner_optimizer = nested.inner  # pyright: ignore
+        return nested.options, DistributedOptimizer(
+            optimizer, reduction=nested.options.reduction
+        )
+    return _context.ReductionOptions(), None
+
+
+def _outermost(wrapper: DistributedOptimizer, optimizer: Any) -> DistributedOptimizer:
+    """The user's wrapper, or one around what Keras put around his optimizer."""
+    if optimizer is wrapper.inner:
+        return wrapper
+    return DistributedOptimizer(optimizer, reduction=wrapper.options.reduction)
+
+
+def _check_options(
+    target: Any, options: _context.ReductionOptions, arguments: dict[str, Any]
+) -> None:
+    keras_own = target is not None and not isinstance(target, Strategy)
+    if keras_own and options.reduction != "mean":
+        raise errors.IncompatibleOptionsError(
+            f"DistributedOptimizer(reduction={options.reduction!r})",
+            f"distribution={target!r}",
+            "`keras.distribution` leaves no reduction to choose.",
+            "Use a keras_mirror strategy, or the plain optimizer.",
+        )
+    eager = arguments.get("run_eagerly") or arguments.get("jit_compile") is False
+    if eager and getattr(target, "view", None) == "replica":
+        raise errors.IncompatibleOptionsError(
+            'view="replica"',
+            f"run_eagerly={arguments.get('run_eagerly', False)}, "
+            f"jit_compile={arguments.get('jit_compile', 'auto')}",
+            "The replica view is a compiled program.",
+            'Leave out run_eagerly and jit_compile, or use view="auto".',
+        )
+
+
+def _get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    from keras.src.trainers.data_adapters import ArrayDataAdapter
+
+    @functools.wraps(original)
+    def get_iterator(self: Any) -> Any:
+        strategy = _context.running_strategy()
+        if strategy is None:
+            return original(self)
+        adapter = self.data_adapter
+        reused = not isinstance(adapter, ArrayDataAdapter)
+        return _engine.load().batches(
+            adapter.get_jax_iterator(), strategy, may_be_reused=reused
+        )
+
+    return get_iterator
+
+
+def _distribute_data(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def distribute_data(data: Any, layouts: Any = None) -> Any:
+        if _context.running_strategy() is None:
+            return original(data, layouts)
+        from keras.src import tree
+
+        # Left on the host: the step puts each device's rows on that device.
+        return tree.map_structure(
+            lambda x: x if x is None or hasattr(x, "dtype") else _as_numpy(x), data
+        )
+
+    return distribute_data
+
+
+def _as_numpy(value: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(value)
+
+
+def _hooked(name: str, defaults: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """Sends a reduction over the batch through the hooks of a traced step."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def reduction(*args: Any, **kwargs: Any) -> Any:
+            hooks = _context.current_hooks()
+            if hooks is None:
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return getattr(hooks, name)(original, *bound.args)
+
+        return reduction
+
+    return wrap
+
+
+def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        hooks = _context.current_hooks()
+        if hooks is None:
+            return original(self, inputs, mask)
+        return hooks.moments(functools.partial(original, self), inputs, mask)
+
+    return moments
+
+
+def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
+    """Every name that is wrapped: where, what, by what, why."""
+    from keras.src.layers import BatchNormalization
+    from keras.src.losses import loss
+    from keras.src.trainers.trainer import Trainer
+
+    names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
+        (Trainer, "compile", _compile, "the argument `distribution`"),
+        (loss, "apply_mask", _hooked("apply_mask", ()), "masks' denominators"),
+        (loss, "reduce_values", _hooked("reduce_values", ()), "losses' denominators"),
+        (BatchNormalization, _moments_name(), _moments, "its batch statistics"),
+    ]
+    if keras.config.backend() == "jax":
+        names += _jax_names()
+    return names
+
+
+def _moments_name() -> str:
+    from keras.src.layers import BatchNormalization
+
+    return "_moments" if hasattr(BatchNormalization, "_moments") else "call"
+
+
+def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
+    from keras.src.backend.jax import trainer
+
+    names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
+        (trainer.JAXEpochIterator, "_get_iterator", _get_iterator, "placing batches"),
+        (trainer, "_distribute_data", _distribute_data, "no batch whole on a device"),
+    ]
+    cls = trainer.JAXTrainer
+    for kind in ("train", "test", "predict"):
+        name = f"make_{kind}_function"
+        names.append((cls, name, _make_function(kind), "the step that runs"))
+    for name in (
+        "fit",
+        "evaluate",
+        "predict",
+        "train_on_batch",
+        "test_on_batch",
+        "predict_on_batch",
+    ):
+        names.append((cls, name, _call_under_strategy, "which strategy governs"))
+    return names
+
+
+class _Internals:
+    """See `_context.KerasInternals`."""
+
+    _STEP = (
+        "train_step",
+        "compute_loss_and_updates",
+        "stateless_compute_loss",
+        "compute_loss",
+        "_compute_loss",
+    )
+
+    def masks_of(self, y_pred: Any) -> list[Any]:
+        from keras.src import backend, tree
+
+        return [backend.get_keras_mask(leaf) for leaf in tree.flatten(y_pred)]
+
+    def with_masks(self, y_pred: Any, masks: list[Any]) -> Any:
+        from keras.src import backend, tree
+
+        for leaf, mask in zip(tree.flatten(y_pred), masks, strict=True):
+            if mask is not None:
+                backend.set_keras_mask(leaf, mask)
+        return y_pred
+
+    def has_default_step(self, model: Any) -> bool:
+        from keras.src.backend.jax.trainer import JAXTrainer
+
+        return all(
+            getattr(getattr(model, name), "__func__", None)
+            is getattr(JAXTrainer, name)
+            for name in self._STEP
+        )
+
+    def has_batch_norm(self, model: Any) -> bool:
+        from keras.src.layers import BatchNormalization
+
+        layers = model._flatten_layers()
+        return any(isinstance(layer, BatchNormalization) for layer in layers)
+
+    def state_variables(self, model: Any, parts: int) -> list[list[Any]]:
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        if parts == 4:
+            groups.append(model.optimizer.variables)
+        if parts >= 3:
+            groups.append(model.metrics_variables)
+        return groups
+
+    @contextlib.contextmanager
+    def reducing_optimizers(
+        self, model: Any, reduce: Callable[[Any, Any], Any]
+    ) -> Iterator[None]:
+        attributes = vars(model)
+        found = {
+            name: value
+            for name, value in attributes.items()
+            if isinstance(value, keras.optimizers.Optimizer)
+        }
+        try:
+            for name, value in found.items():
+                inner = getattr(value, "inner", value)
+                attributes[name] = DistributedOptimizer(inner, _reduce=reduce)
+            yield
+        finally:
+            attributes.update(found)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _warn_untested() -> None:
+    lowest, highest = map(_numbers, TESTED_KERAS)
+    if not lowest[:2] <= _numbers(keras.__version__)[:2] <= highest[:2]:
+        warnings.warn(
+            errors.UntestedKerasWarning(keras.__version__, *TESTED_KERAS),
+            stacklevel=3,
+        )
+
+
+def install() -> None:
+    """Wraps Keras' names; does nothing where they are wrapped already."""
+    if _originals:
+        return
+    _warn_untested()
+    _context.provide_internals(_Internals())
+    for owner, name, wrap, _ in _wrapped_names():
+        original = inspect.getattr_static(owner, name)
+        _originals.append((owner, name, original))
+        setattr(owner, name, wrap(original))
+
+
+def uninstall() -> None:
+    """Puts Keras' own names back; bound models train as plain Keras does."""
+    while _originals:
+        owner, name, original = _originals.pop()
+        setattr(owner, name, original)
+    _context.provide_internals(None)

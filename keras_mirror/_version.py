@@ -1,0 +1,3 @@
+"""The version, where a build can read it without importing a framework."""
+
+__version__ = "0.1.0"

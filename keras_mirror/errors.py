@@ -1,0 +1,184 @@
+"""Every exception and warning of keras_mirror.
+
+Each class takes the values that decided the refusal and builds the message: the
+rule that was broken, what was received, and the edit that fixes it.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class KerasMirrorError(Exception):
+    """Base class of all errors that keras_mirror raises on purpose."""
+
+
+class UnknownStrategyError(KerasMirrorError, ValueError):
+    """A strategy was asked for by a name that no strategy has."""
+
+    def __init__(self, name: str, known: Iterable[str], source: str):
+        known = sorted(known)
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        super().__init__(
+            f"{source} must name a known strategy. Received: {name!r}. "
+            f"{hint}Known names: {', '.join(map(repr, known))}."
+        )
+
+
+class StrategyTypeError(KerasMirrorError, TypeError):
+    """Something that is neither a strategy nor the name of one."""
+
+    def __init__(self, value: object, source: str):
+        super().__init__(
+            f"{source} must be a keras_mirror strategy, the name of one, a "
+            "`keras.distribution.Distribution` (in `compile` alone) or None. "
+            f"Received: {value!r} of type {type(value).__name__}. "
+            'Pass for example "mirrored" or keras_mirror.MirroredStrategy().'
+        )
+
+
+class UnknownDeviceError(KerasMirrorError, ValueError):
+    """A device that this process does not have."""
+
+    def __init__(self, device: object, available: Sequence[str]):
+        super().__init__(
+            "`devices` must name devices of this process. "
+            f"Received: {device!r}. Available: {', '.join(available)}. "
+            "Name one of those, or leave `devices` out to use them all. (Virtual "
+            "CPU devices are made before JAX is first used, with XLA_FLAGS="
+            "--xla_force_host_platform_device_count=N.)"
+        )
+
+
+class DuplicateDeviceError(KerasMirrorError, ValueError):
+    """The same device twice in one strategy."""
+
+    def __init__(self, device: str, devices: Sequence[str]):
+        super().__init__(
+            "Each device holds one replica, so `devices` must name it once. "
+            f"Received: {device!r} more than once in devices={list(devices)!r}. "
+            "Remove the repetition."
+        )
+
+
+class NoDevicesError(KerasMirrorError, ValueError):
+    """An empty list of devices."""
+
+    def __init__(self, devices: object):
+        super().__init__(
+            "A strategy needs at least one device. "
+            f"Received: devices={devices!r}. Leave `devices` out to use all."
+        )
+
+
+class UnsupportedBackendError(KerasMirrorError, RuntimeError):
+    """The backend that Keras runs on has no engine for this strategy."""
+
+    def __init__(self, backend: str, supported: Sequence[str]):
+        super().__init__(
+            f"keras_mirror strategies run on the Keras backends "
+            f"{', '.join(map(repr, supported))}. Received: backend={backend!r}. "
+            f"Set KERAS_BACKEND={supported[0]} before keras is imported."
+        )
+
+
+class MixedDistributionError(KerasMirrorError, RuntimeError):
+    """A strategy and a `keras.distribution` of another kind at once."""
+
+    def __init__(self, strategy: object, distribution: object):
+        super().__init__(
+            "A model is distributed either by a keras_mirror strategy or by "
+            "`keras.distribution`, not by both. "
+            f"Received: strategy={strategy!r} while "
+            f"keras.distribution.distribution()={distribution!r}. Call "
+            "keras.distribution.set_distribution(None) first, or pass the Keras "
+            "distribution itself as model.compile(distribution=...)."
+        )
+
+
+class OptionValueError(KerasMirrorError, ValueError):
+    """An option with a value outside its list."""
+
+    def __init__(self, option: str, value: object, allowed: Sequence[object]):
+        allowed_text = ", ".join(map(repr, allowed))
+        super().__init__(
+            f"`{option}` must be one of {allowed_text}. "
+            f"Received: {option}={value!r}."
+        )
+
+
+class IncompatibleOptionsError(KerasMirrorError, ValueError):
+    """Two options of which one would have no effect beside the other."""
+
+    def __init__(self, first: str, second: str, why: str, fix: str):
+        super().__init__(
+            f"{why} Received: {first} together with {second}. {fix}"
+        )
+
+
+class ReplicaViewError(KerasMirrorError, ValueError):
+    """`view="replica"` was asked for a step that cannot run once per replica."""
+
+    def __init__(self, reason: str):
+        super().__init__(
+            'With view="replica" the step runs once per replica on that '
+            "replica's rows alone, and its results are put together afterwards. "
+            f"Received: a model for which this is impossible: {reason}. "
+            'Use view="auto" or view="global".'
+        )
+
+
+class ReplicaAxisError(KerasMirrorError, RuntimeError):
+    """Which replicas to reduce over cannot be told from the surroundings."""
+
+    def __init__(self, axis_name: str | None, bound: Sequence[str]):
+        if axis_name is None:
+            rule = "Several mapped axes are bound, so the one to reduce over "
+            rule += "must be named."
+        else:
+            rule = "The named axis must be bound where gradients are applied."
+        super().__init__(
+            f"{rule} Received: axis_name={axis_name!r}, bound axes: "
+            f"{list(bound)!r}. Pass DistributedOptimizer(..., axis_name=...) the "
+            "axis name of your `jax.shard_map` or `jax.pmap`."
+        )
+
+
+class NotAnOptimizerError(KerasMirrorError, TypeError):
+    """DistributedOptimizer around something that is no Keras optimizer."""
+
+    def __init__(self, value: object):
+        super().__init__(
+            "DistributedOptimizer wraps one Keras optimizer (or the name of "
+            f"one). Received: {value!r} of type {type(value).__name__}. "
+            "Pass for example keras.optimizers.SGD(0.1)."
+        )
+
+
+class NestedDistributedOptimizerError(KerasMirrorError, ValueError):
+    """A DistributedOptimizer around another: gradients would reduce twice."""
+
+    def __init__(self, value: object):
+        super().__init__(
+            "Gradients are reduced once, by the outermost optimizer. "
+            f"Received: a DistributedOptimizer around {value!r}. Wrap the plain "
+            "optimizer instead."
+        )
+
+
+class PerReplicaValueError(KerasMirrorError, ValueError):
+    """`reduce` or `gather` of something that has no value per replica."""
+
+    def __init__(self, method: str, detail: str):
+        super().__init__(f"`strategy.{method}` cannot use this value: {detail}")
+
+
+class UntestedKerasWarning(UserWarning):
+    """Keras has a version that keras_mirror has not been tested with."""
+
+    def __init__(self, version: str, lowest: str, highest: str):
+        super().__init__(
+            f"keras_mirror is tested with Keras {lowest} to {highest}. Received: "
+            f"Keras {version}. Training may differ from one device; compare once, "
+            f"or install keras>={lowest},<={highest}."
+        )

@@ -1,0 +1,120 @@
+"""Which strategy applies: names, the global switch, and their precedence."""
+
+import os
+from typing import Any
+
+import keras
+
+from keras_mirror import _context, errors
+from keras_mirror.strategies.base import Distribution, Strategy
+from keras_mirror.strategies.mirrored import MirroredStrategy
+from keras_mirror.strategies.one_device import OneDeviceStrategy
+
+ENVIRONMENT = "KERAS_MIRROR_STRATEGY"
+_CLASSES: dict[str, type[Strategy]] = {
+    cls.name: cls for cls in (OneDeviceStrategy, MirroredStrategy)
+}
+
+
+def strategy_names() -> list[str]:
+    """The names that stand for a strategy with its default arguments."""
+    return sorted(_CLASSES)
+
+
+def get_strategy_class(name: str, *, source: str = "A strategy") -> type[Strategy]:
+    """The class that `name` stands for.
+
+    Raises:
+        UnknownStrategyError: No strategy has this name.
+    """
+    if name not in _CLASSES:
+        raise errors.UnknownStrategyError(name, _CLASSES, source)
+    return _CLASSES[name]
+
+
+def standardize(value: Any, source: str) -> Strategy:
+    """A strategy from a strategy or the name of one."""
+    if isinstance(value, Strategy):
+        return value
+    if isinstance(value, str):
+        return get_strategy_class(value, source=source)()
+    raise errors.StrategyTypeError(value, source)
+
+
+def _check_not_mixed(strategy: Any) -> None:
+    distribution = keras.distribution.distribution()
+    if distribution is not None and not isinstance(distribution, Strategy):
+        raise errors.MixedDistributionError(strategy, distribution)
+
+
+def set_strategy(strategy: Strategy | str | None) -> None:
+    """Sets the strategy of every model compiled from now on in this process.
+
+    For scripts and notebooks that must not change otherwise. A `compile` argument
+    or a scope comes before it. `keras.utils.clear_session()` does not undo it.
+
+    Args:
+        strategy: A strategy, the name of one, or None to switch it off.
+
+    Raises:
+        UnknownStrategyError: No strategy has this name.
+        StrategyTypeError: It is no strategy at all.
+        MixedDistributionError: `keras.distribution` has one of another kind.
+
+    Example:
+
+    ```python
+    km.set_strategy("mirrored")
+    ```
+    """
+    if strategy is not None:
+        strategy = standardize(strategy, "`set_strategy`'s argument")
+        _check_not_mixed(strategy)
+    _context.set_global(strategy)
+
+
+def get_strategy() -> Strategy | None:
+    """The strategy that a model compiled here and now would be bound to.
+
+    Returns:
+        The innermost scope's strategy, else the one of `set_strategy`, else the
+        one that the environment variable KERAS_MIRROR_STRATEGY names, else None.
+
+    Raises:
+        UnknownStrategyError: The environment names no known strategy.
+    """
+    for found in (_context.innermost_scope(), _context.get_global()):
+        if found is not None:
+            return found
+    distribution = keras.distribution.distribution()
+    if isinstance(distribution, Strategy):
+        return distribution
+    name = os.environ.get(ENVIRONMENT, "")
+    if not name:
+        return None
+    return standardize(name, f"The environment variable {ENVIRONMENT}")
+
+
+def for_compile(argument: Any) -> Any:
+    """What a model compiled with this `distribution` argument is bound to.
+
+    Args:
+        argument: What the user passed, None where nothing was.
+
+    Returns:
+        A strategy, a `keras.distribution` object that the user passed, or None.
+
+    Raises:
+        UnknownStrategyError: The name of no strategy.
+        StrategyTypeError: Neither strategy, name nor Keras distribution.
+        MixedDistributionError: A strategy beside another kind of distribution.
+    """
+    if isinstance(argument, Distribution) and not isinstance(argument, Strategy):
+        return argument
+    if argument is None:
+        strategy = get_strategy()
+    else:
+        strategy = standardize(argument, "`compile`'s argument `distribution`")
+    if strategy is not None:
+        _check_not_mixed(strategy)
+    return strategy
