@@ -222,7 +222,17 @@ def _as_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-def _hooked(name: str, defaults: tuple[Any, ...]) -> Callable[[Any], Any]:
+def _keras_scope(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    @functools.wraps(original)
+    def scope(self: Any) -> Iterator[None]:
+        with _context.scope(self), original(self):
+            yield
+
+    return scope
+
+
+def _hooked(name: str) -> Callable[[Any], Any]:
     """Sends a reduction over the batch through the hooks of a traced step."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -255,25 +265,21 @@ def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     """Every name that is wrapped: where, what, by what, why."""
+    from keras.src.distribution.distribution_lib import Distribution
     from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
     from keras.src.trainers.trainer import Trainer
 
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
         (Trainer, "compile", _compile, "the argument `distribution`"),
-        (loss, "apply_mask", _hooked("apply_mask", ()), "masks' denominators"),
-        (loss, "reduce_values", _hooked("reduce_values", ()), "losses' denominators"),
-        (BatchNormalization, _moments_name(), _moments, "its batch statistics"),
+        (loss, "apply_mask", _hooked("apply_mask"), "masks' denominators"),
+        (loss, "reduce_values", _hooked("reduce_values"), "losses' denominators"),
+        (BatchNormalization, "_moments", _moments, "its batch statistics"),
+        (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
     ]
     if keras.config.backend() == "jax":
         names += _jax_names()
     return names
-
-
-def _moments_name() -> str:
-    from keras.src.layers import BatchNormalization
-
-    return "_moments" if hasattr(BatchNormalization, "_moments") else "call"
 
 
 def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:

@@ -54,21 +54,26 @@ class _Reduction:
 
     def __init__(self, replica: _Replica):
         self._replica = replica
-        self._before: dict[Any, Any] = {}
-        self.means: dict[Any, Any] = {}
-        self.sums: dict[Any, Any] = {}
+        self._before: dict[str, Any] = {}
+        self.means: dict[str, Any] = {}
+        self.sums: dict[str, Any] = {}
 
-    def add(self, variables: list[Any], old: list[Any], new: list[Any]) -> None:
-        """Adds the variables that the step has changed."""
-        for variable, before, after in zip(variables, old, new, strict=True):
+    def add(
+        self, group: str, variables: list[Any], old: list[Any], new: list[Any]
+    ) -> None:
+        """Adds the variables of a group that the step has changed."""
+        states = zip(variables, old, new, strict=True)
+        for i, (variable, before, after) in enumerate(states):
             if after is before or random.is_seed(variable):
                 continue
             how, value = combine(
                 after, before, variable.aggregation, self._replica.id
             )
-            (self.means if how == "mean" else self.sums)[id(variable)] = value
+            # Named by place: all processes must reduce in the same order.
+            key = f"{group}/{i}"
+            (self.means if how == "mean" else self.sums)[key] = value
             if how == "change":
-                self._before[id(variable)] = before
+                self._before[key] = before
 
     def run(self) -> None:
         """The collective."""
@@ -76,14 +81,11 @@ class _Reduction:
             self.sums, self.means, AXIS, self._replica.count
         )
 
-    def values(self, variables: list[Any], new: list[Any]) -> list[Any]:
-        """The values of the variables that all replicas agree on."""
-        return [
-            self._value(id(variable), value)
-            for variable, value in zip(variables, new, strict=True)
-        ]
+    def values(self, group: str, new: list[Any]) -> list[Any]:
+        """The values of the group's variables that all replicas agree on."""
+        return [self._value(f"{group}/{i}", value) for i, value in enumerate(new)]
 
-    def _value(self, key: int, value: Any) -> Any:
+    def _value(self, key: str, value: Any) -> Any:
         if key in self._before:
             return self._before[key] + self.sums[key]
         return self.means.get(key, self.sums.get(key, value))
@@ -120,8 +122,8 @@ def _region_one(
     left = replica.leave_seeds(variables, left)
     reduced = _Reduction(replica)
     reduced.means["loss"] = loss
-    reduced.add(variables, non_trainable, left)
-    reduced.add(model.metrics_variables, metrics, new_metrics)
+    reduced.add("state", variables, non_trainable, left)
+    reduced.add("metrics", model.metrics_variables, metrics, new_metrics)
     overwritten, rest = _split_gradients(model, grads)
     (reduced.means if reduction == "mean" else reduced.sums)["grads"] = rest
     reduced.run()
@@ -130,8 +132,8 @@ def _region_one(
         _join_gradients(rest, overwritten),
         reduced.means["loss"],
         (y_pred, _context.internals().masks_of(y_pred)),
-        reduced.values(variables, left),
-        reduced.values(model.metrics_variables, new_metrics),
+        reduced.values("state", left),
+        reduced.values("metrics", new_metrics),
     )
 
 
@@ -232,11 +234,11 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
         trainable, left, optimizer, new_metrics = new
         left = replica.leave_seeds(variables, list(left))
         reduced = _Reduction(replica)
-        reduced.add(variables, non_trainable, left)
-        reduced.add(model.metrics_variables, metrics, new_metrics)
+        reduced.add("state", variables, non_trainable, left)
+        reduced.add("metrics", model.metrics_variables, metrics, new_metrics)
         reduced.run()
-        left = reduced.values(variables, left)
-        metrics = reduced.values(model.metrics_variables, new_metrics)
+        left = reduced.values("state", left)
+        metrics = reduced.values("metrics", list(new_metrics))
         logs = _merged_logs(model, logs, metrics)
         return logs, (trainable, left, optimizer, metrics)
 

@@ -64,8 +64,10 @@ def _elementwise(eq: Equation) -> list[Label | None]:
     for output in eq.outputs:
         axis = output.batch_axis()
         for pair, label in eq.batched():
-            same = pair.shapes == output.shapes and label.axis == axis
-            _require(eq, same)
+            # Other dimensions may be 1 and broadcast; ranks are equal.
+            same = len(pair.shapes[0]) == len(output.shapes[0])
+            _require(eq, same and label.axis == axis)
+            _require(eq, pair.shapes[0][axis] == output.shapes[0][axis])
     return _outputs(eq)
 
 

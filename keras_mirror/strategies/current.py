@@ -83,9 +83,11 @@ def get_strategy() -> Strategy | None:
     Raises:
         UnknownStrategyError: The environment names no known strategy.
     """
-    for found in (_context.innermost_scope(), _context.get_global()):
-        if found is not None:
-            return found
+    scope = _context.innermost_scope()
+    if scope is not None:  # of `keras.distribution`: no strategy of ours applies
+        return scope if isinstance(scope, Strategy) else None
+    if _context.get_global() is not None:
+        return _context.get_global()
     distribution = keras.distribution.distribution()
     if isinstance(distribution, Strategy):
         return distribution
