@@ -16,7 +16,7 @@ import keras
 
 from keras_mirror import _context, _engine, errors
 from keras_mirror.optimizer import DistributedOptimizer
-from keras_mirror.strategies import Strategy, for_compile, get_strategy
+from keras_mirror.strategies import Strategy, for_compile, governing
 
 # Keras versions whose own tests and ours were run with this file.
 TESTED_KERAS = ("3.12.0", "3.15.1")
@@ -31,7 +31,7 @@ def _binding_target(model: Any) -> Any:
         return binding.distribution
     # Never compiled: predict follows what is current. Compiled before keras_mirror
     # was there: it stays what it was.
-    return None if model.compiled else get_strategy()
+    return None if model.compiled else governing()
 
 
 @contextlib.contextmanager

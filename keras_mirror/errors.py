@@ -182,3 +182,15 @@ class UntestedKerasWarning(UserWarning):
             f"Keras {version}. Training may differ from one device; compare once, "
             f"or install keras>={lowest},<={highest}."
         )
+
+
+class StrategySetAsideWarning(UserWarning):
+    """A `keras.distribution` was set after the switch or the environment."""
+
+    def __init__(self, strategy: object, distribution: object):
+        super().__init__(
+            "`keras.distribution.set_distribution` governs the models compiled "
+            f"under it, and the current strategy does not. Received: {distribution!r} "
+            f"while the strategy is {strategy!r}. Call "
+            "keras.distribution.set_distribution(None) to train under the strategy."
+        )

@@ -194,6 +194,21 @@ def _concatenate(eq: Equation) -> list[Label | None]:
     return _outputs(eq)
 
 
+def _stack(eq: Equation) -> list[Label | None]:
+    batched = eq.batched()
+    if not batched:
+        return _unknown(eq)
+    _require(eq, len(batched) == len(eq.inputs))
+    _require(eq, len({label.axis for _, label in batched}) == 1)
+    return _outputs(eq)
+
+
+def _unstack(eq: Equation) -> list[Label | None]:
+    for _, label in eq.batched():
+        _require(eq, label.axis != eq.params["axis"])
+    return _outputs(eq)
+
+
 def _gather(eq: Equation) -> list[Label | None]:
     numbers, (operand, indices) = eq.params["dimension_numbers"], eq.labels
     (output,) = eq.outputs
@@ -397,6 +412,8 @@ def make_walk() -> Walk:
         dynamic_update_slice=_dynamic,
         split=_same_size,
         concatenate=_concatenate,
+        stack=_stack,
+        unstack=_unstack,
         gather=_gather,
         fft=_fourier,
         top_k=_last_axis,

@@ -51,7 +51,7 @@ LOSS = Label("loss")
 # Where a reduced loss may go so that the mean over replicas still commutes.
 _LINEAR = frozenset(
     """add add_any sub neg mul div convert_element_type reshape broadcast_in_dim
-    squeeze expand_dims concatenate reduce_sum copy transpose""".split()
+    squeeze expand_dims stack concatenate reduce_sum copy transpose""".split()
 )
 
 

@@ -1,5 +1,6 @@
 """A model's compiled steps: which view runs, and the calling of it."""
 
+import collections
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,12 @@ from keras_mirror._jax.batch import PlacedBatch, place
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import replicated
 from keras_mirror._jax.state import PlacedState, place_state
+
+# On CPU devices one pool of threads both starts and runs programs. With 32 steps
+# in flight the starting of the next can hold the thread that a collective of an
+# earlier step waits for, and all stand still (jaxlib 0.10, fewer cores than twice
+# the devices). Eight are far more than it takes to overlap placing and computing.
+_MOST_STEPS_AHEAD = 8
 
 _log = logging.getLogger("keras_mirror")
 
@@ -35,6 +42,9 @@ class StepFunction:
         self.strategy = strategy
         self._model = model
         self._mesh = strategy.mesh
+        self._in_flight: collections.deque[Any] | None = None
+        if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
+            self._in_flight = collections.deque()
         self._is_compiled = bool(model.jit_compile) and not model.run_eagerly
         self._global = step
         if self._is_compiled:
@@ -63,7 +73,16 @@ class StepFunction:
         except BaseException:
             _give_back(self._model, state)
             raise
+        self._wait_for_earlier_steps(outputs)
         return outputs, PlacedState(list(part) for part in new_state)
+
+    def _wait_for_earlier_steps(self, outputs: Any) -> None:
+        if self._in_flight is None:
+            return
+        # One output each: the state is donated to the next step and gone.
+        self._in_flight.append(jax.tree.leaves(outputs)[:1])
+        if len(self._in_flight) > _MOST_STEPS_AHEAD:
+            jax.block_until_ready(self._in_flight.popleft())
 
 
 class PredictFunction(StepFunction):

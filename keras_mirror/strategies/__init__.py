@@ -4,6 +4,7 @@ from keras_mirror.strategies.base import Strategy as Strategy
 from keras_mirror.strategies.current import for_compile as for_compile
 from keras_mirror.strategies.current import get_strategy as get_strategy
 from keras_mirror.strategies.current import get_strategy_class as get_strategy_class
+from keras_mirror.strategies.current import governing as governing
 from keras_mirror.strategies.current import set_strategy as set_strategy
 from keras_mirror.strategies.current import strategy_names as strategy_names
 from keras_mirror.strategies.mirrored import MirroredStrategy as MirroredStrategy

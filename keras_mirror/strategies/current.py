@@ -1,6 +1,7 @@
 """Which strategy applies: names, the global switch, and their precedence."""
 
 import os
+import warnings
 from typing import Any
 
 import keras
@@ -97,6 +98,27 @@ def get_strategy() -> Strategy | None:
     return standardize(name, f"The environment variable {ENVIRONMENT}")
 
 
+def governing() -> Strategy | None:
+    """The strategy that is current here, unless Keras' own distribution governs.
+
+    A scope stands its ground. The switch and the environment, set once for a whole
+    program, give way to a `keras.distribution` that was set after them.
+
+    Raises:
+        MixedDistributionError: Another kind of distribution inside a scope.
+    """
+    strategy = get_strategy()
+    distribution = keras.distribution.distribution()
+    if strategy is None or distribution is None or isinstance(distribution, Strategy):
+        return strategy
+    if isinstance(_context.innermost_scope(), Strategy):
+        raise errors.MixedDistributionError(strategy, distribution)
+    warnings.warn(
+        errors.StrategySetAsideWarning(strategy, distribution), stacklevel=4
+    )
+    return None
+
+
 def for_compile(argument: Any) -> Any:
     """What a model compiled with this `distribution` argument is bound to.
 
@@ -114,9 +136,7 @@ def for_compile(argument: Any) -> Any:
     if isinstance(argument, Distribution) and not isinstance(argument, Strategy):
         return argument
     if argument is None:
-        strategy = get_strategy()
-    else:
-        strategy = standardize(argument, "`compile`'s argument `distribution`")
-    if strategy is not None:
-        _check_not_mixed(strategy)
+        return governing()
+    strategy = standardize(argument, "`compile`'s argument `distribution`")
+    _check_not_mixed(strategy)
     return strategy
