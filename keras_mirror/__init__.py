@@ -10,8 +10,6 @@ model.compile(optimizer="adam", loss="mse", distribution="mirrored")
 from keras_mirror._startup import is_command_line
 from keras_mirror._version import __version__ as __version__
 
-
-
 # The command line answers --help, and starts workers, without any framework.
 if not is_command_line():
     from keras_mirror import _plugin as _plugin

@@ -7,28 +7,35 @@ answer "no" costs speed, a wrong "yes" would cost exactness.
 import math
 from typing import Any
 
-from keras_mirror._jax.rows import SMALL, Equation, Label, Rule, RowsMix, Walk
+from keras_mirror._jax.rows import SMALL, Equation, Label, RowsMix, Rule, Walk
 
-_ELEMENTWISE = """
-abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
-bitcast_convert_type cbrt ceil clamp conj convert_element_type copy copy_p cos cosh
-digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac imag
-integer_pow is_finite le lgamma log log1p logistic lt lt_to max min mul ne neg
-nextafter not or population_count pow random_gamma real
-reduce_precision regularized_incomplete_beta rem round rsqrt select_n shift_left
-shift_right_arithmetic shift_right_logical sign sin sinh sqrt square stop_gradient
-sub tan tanh xor zeta polygamma sharding_constraint layout_constraint
-""".split()
-_REDUCTIONS = """
-reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
-argmin
-""".split()
+_ELEMENTWISE = [
+    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan",
+    "atan2", "atanh", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt",
+    "ceil", "clamp", "conj", "convert_element_type", "copy", "copy_p", "cos",
+    "cosh", "digamma", "div", "eq", "eq_to", "erf", "erf_inv", "erfc", "exp",
+    "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac", "imag",
+    "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt",
+    "lt_to", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
+    "population_count", "pow", "random_gamma", "real", "reduce_precision",
+    "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n",
+    "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin",
+    "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+    "polygamma", "sharding_constraint", "layout_constraint",
+]
+_REDUCTIONS = [
+    "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
+    "reduce_or", "reduce_xor", "argmax", "argmin",
+]
 _ONE_AXIS = ["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"]
-_NOISE = """
-random_bits random_wrap random_unwrap random_seed random_fold_in random_split
-threefry2x32 rng_bit_generator rng_uniform iota_2x32_shape
-""".split()
-_MATRICES = "cholesky triangular_solve eigh eig qr svd lu schur".split()
+_NOISE = [
+    "random_bits", "random_wrap", "random_unwrap", "random_seed", "random_fold_in",
+    "random_split", "threefry2x32", "rng_bit_generator", "rng_uniform",
+    "iota_2x32_shape",
+]
+_MATRICES = [
+    "cholesky", "triangular_solve", "eigh", "eig", "qr", "svd", "lu", "schur",
+]
 _CALLS = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
@@ -65,9 +72,9 @@ def _elementwise(eq: Equation) -> list[Label | None]:
         axis = output.batch_axis()
         for pair, label in eq.batched():
             # Other dimensions may be 1 and broadcast; ranks are equal.
-            same = len(pair.shapes[0]) == len(output.shapes[0])
-            _require(eq, same and label.axis == axis)
-            _require(eq, pair.shapes[0][axis] == output.shapes[0][axis])
+            sizes, new_sizes = pair.shapes[0], output.shapes[0]
+            _require(eq, len(sizes) == len(new_sizes) and label.axis == axis)
+            _require(eq, sizes[label.axis] == new_sizes[label.axis])
     return _outputs(eq)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
@@ -49,10 +50,11 @@ class Label:
 SIZE = Label("size")
 LOSS = Label("loss")
 # Where a reduced loss may go so that the mean over replicas still commutes.
-_LINEAR = frozenset(
-    """add add_any sub neg mul div convert_element_type reshape broadcast_in_dim
-    squeeze expand_dims stack concatenate reduce_sum copy transpose""".split()
-)
+_LINEAR = {
+    "add", "add_any", "sub", "neg", "mul", "div", "convert_element_type", "reshape",
+    "broadcast_in_dim", "squeeze", "expand_dims", "stack", "concatenate",
+    "reduce_sum", "copy", "transpose",
+}
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def _constant_label(small: Any, large: Any) -> Label | None:
         return None
     if np.shape(small) != np.shape(large):
         raise RowsMix("a constant was made for one batch size")
-    if jax.dtypes.issubdtype(getattr(small, "dtype", None), jax.dtypes.extended):
+    if jnp.issubdtype(small.dtype, jax.dtypes.extended):  # random keys
         return None
     equal = np.array_equal(np.asarray(small), np.asarray(large))
     return None if equal else SIZE

@@ -12,7 +12,7 @@ from keras_mirror.strategies.mirrored import MirroredStrategy
 from keras_mirror.strategies.one_device import OneDeviceStrategy
 
 ENVIRONMENT = "KERAS_MIRROR_STRATEGY"
-_CLASSES: dict[str, type[Strategy]] = {
+_CLASSES: dict[str, Any] = {
     cls.name: cls for cls in (OneDeviceStrategy, MirroredStrategy)
 }
 
@@ -22,7 +22,7 @@ def strategy_names() -> list[str]:
     return sorted(_CLASSES)
 
 
-def get_strategy_class(name: str, *, source: str = "A strategy") -> type[Strategy]:
+def get_strategy_class(name: str, *, source: str = "A strategy") -> Any:
     """The class that `name` stands for.
 
     Raises:

@@ -1,0 +1,19 @@
+"""The environment of every test: the JAX backend on four virtual CPU devices.
+
+Set before Keras or JAX is imported, and inherited by the processes that tests
+start. A test that needs another backend or device count runs in a process of
+its own, with these variables overridden.
+
+`tests/jax` must stay a plain folder: an `__init__.py` there would make
+`import jax` find the tests.
+"""
+
+import os
+
+DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+if DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} {DEVICE_COUNT_FLAG}=4".strip()
