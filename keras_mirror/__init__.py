@@ -7,11 +7,11 @@ model.compile(optimizer="adam", loss="mse", distribution="mirrored")
 ```
 """
 
-from keras_mirror._startup import is_command_line
+from keras_mirror._startup import is_command_line as _is_command_line
 from keras_mirror._version import __version__ as __version__
 
 # The command line answers --help, and starts workers, without any framework.
-if not is_command_line():
+if not _is_command_line():
     from keras_mirror import _plugin as _plugin
     from keras_mirror import errors as errors
     from keras_mirror._context import ReplicaContext as ReplicaContext

@@ -333,8 +333,7 @@ class _Internals:
         from keras.src.backend.jax.trainer import JAXTrainer
 
         return all(
-            getattr(getattr(model, name), "__func__", None)
-            is getattr(JAXTrainer, name)
+            getattr(getattr(model, name), "__func__", None) is getattr(JAXTrainer, name)
             for name in self._STEP
         )
 

@@ -102,8 +102,7 @@ class OptionValueError(KerasMirrorError, ValueError):
     def __init__(self, option: str, value: object, allowed: Sequence[object]):
         allowed_text = ", ".join(map(repr, allowed))
         super().__init__(
-            f"`{option}` must be one of {allowed_text}. "
-            f"Received: {option}={value!r}."
+            f"`{option}` must be one of {allowed_text}. Received: {option}={value!r}."
         )
 
 
@@ -111,9 +110,7 @@ class IncompatibleOptionsError(KerasMirrorError, ValueError):
     """Two options of which one would have no effect beside the other."""
 
     def __init__(self, first: str, second: str, why: str, fix: str):
-        super().__init__(
-            f"{why} Received: {first} together with {second}. {fix}"
-        )
+        super().__init__(f"{why} Received: {first} together with {second}. {fix}")
 
 
 class ReplicaViewError(KerasMirrorError, ValueError):

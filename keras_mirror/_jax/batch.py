@@ -112,9 +112,7 @@ def _place_ahead(data: Any, mesh: Mesh, may_be_reused: bool) -> Any:
     return _put(data, by_rows(mesh))
 
 
-def batches(
-    source: Iterable[Any], mesh: Mesh, *, may_be_reused: bool
-) -> Iterator[Any]:
+def batches(source: Iterable[Any], mesh: Mesh, *, may_be_reused: bool) -> Iterator[Any]:
     """Yields batches of `source`, placed one batch ahead of the step.
 
     On CPU there is nothing to overlap, and no batch is asked for before its turn

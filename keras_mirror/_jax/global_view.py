@@ -54,9 +54,7 @@ def predict_step(model: Any) -> Callable[[Any, Any, int | None], Any]:
     """The model's own predict step."""
 
     def step(state: Any, data: Any, rows: int | None) -> Any:
-        outputs, non_trainable = model.predict_step(
-            tuple(state), real_rows(data, rows)
-        )
+        outputs, non_trainable = model.predict_step(tuple(state), real_rows(data, rows))
         return outputs, (state[0], non_trainable)
 
     return step

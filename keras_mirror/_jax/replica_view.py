@@ -66,9 +66,7 @@ class _Reduction:
         for i, (variable, before, after) in enumerate(states):
             if after is before or random.is_seed(variable):
                 continue
-            how, value = combine(
-                after, before, variable.aggregation, self._replica.id
-            )
+            how, value = combine(after, before, variable.aggregation, self._replica.id)
             # Named by place: all processes must reduce in the same order.
             key = f"{group}/{i}"
             (self.means if how == "mean" else self.sums)[key] = value
@@ -228,9 +226,7 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
                 ),
             ),
         ):
-            logs, new = model.train_step(
-                (trainable, entered, optimizer, metrics), data
-            )
+            logs, new = model.train_step((trainable, entered, optimizer, metrics), data)
         trainable, left, optimizer, new_metrics = new
         left = replica.leave_seeds(variables, list(left))
         reduced = _Reduction(replica)

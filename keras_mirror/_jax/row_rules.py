@@ -4,11 +4,13 @@ A primitive that is not listed mixes rows as soon as a batched value enters it: 
 answer "no" costs speed, a wrong "yes" would cost exactness.
 """
 
+import functools
 import math
-from typing import Any
 
+from keras_mirror._jax.row_loops import branches, call, loop, scan
 from keras_mirror._jax.rows import SMALL, Equation, Label, RowsMix, Rule, Walk
 
+# fmt: off
 _ELEMENTWISE = [
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan",
     "atan2", "atanh", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt",
@@ -36,6 +38,7 @@ _NOISE = [
 _MATRICES = [
     "cholesky", "triangular_solve", "eigh", "eig", "qr", "svd", "lu", "schur",
 ]
+# fmt: on
 _CALLS = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
@@ -224,9 +227,7 @@ def _gather(eq: Equation) -> list[Label | None]:
     chosen_by = indices is not None and indices.axis >= 0
     if not looked_up and not chosen_by:
         return _unknown(eq)
-    others = [
-        i for i in range(len(output.shapes[0])) if i not in numbers.offset_dims
-    ]
+    others = [i for i in range(len(output.shapes[0])) if i not in numbers.offset_dims]
     if chosen_by:
         assert indices is not None
         # A row's own indices: the batch dimension of the result is theirs.
@@ -267,33 +268,6 @@ def _last_axis(eq: Equation) -> list[Label | None]:
     return _outputs(eq)
 
 
-def _join(one: Label | None, two: Label | None) -> Label | None:
-    """What is known of a value that is one or the other."""
-    if one == two or two is None:
-        return one
-    if one is None:
-        return two
-    if one.axis != two.axis:
-        raise RowsMix("a loop or branch combines different rows of the batch")
-    if "uniform" in (one.kind, two.kind):
-        return one if two.kind == "uniform" else two
-    raise RowsMix("a loop or branch combines different rows of the batch")
-
-
-def _inner(label: Label | None) -> Label | None:
-    if label is None or label.axis < 0:
-        return label
-    if label.axis == 0:
-        raise RowsMix("a loop runs over the rows of the batch")
-    return Label(label.kind, label.axis - 1, label.outer)
-
-
-def _outer(label: Label | None) -> Label | None:
-    if label is None or label.axis < 0:
-        return label
-    return Label(label.kind, label.axis + 1, label.outer)
-
-
 def _permute(eq: Equation) -> list[Label | None]:
     (output,) = eq.outputs
     for _, label in eq.batched():
@@ -321,83 +295,12 @@ def make_walk() -> Walk:
     rules: dict[str, Rule] = {}
     walk = Walk(rules, _unknown)
 
-    def call(key: str) -> Rule:
-        def rule(eq: Equation) -> list[Label | None]:
-            small, large = eq.params[key], eq.large_params[key]
-            if hasattr(small, "consts"):
-                return walk.closed(small, large, eq.labels)
-            return walk.open(small, large, eq.labels)
-
-        return rule
-
-    def branches(eq: Equation) -> list[Label | None]:
-        chooser, *labels = eq.labels
-        if chooser is not None:
-            raise eq.mix()
-        pairs = zip(eq.params["branches"], eq.large_params["branches"], strict=True)
-        results = [walk.closed(a, b, labels) for a, b in pairs]
-        joined = results[0]
-        for other in results[1:]:
-            joined = list(map(_join, joined, other))
-        return joined
-
-    def settle(body: Any, carry: list[Label | None]) -> tuple[Any, Any]:
-        """Runs a loop body until the labels of what it carries stop changing."""
-        for _ in range(4):
-            carried, rest = body(carry)
-            merged = list(map(_join, carry, carried))
-            if merged == carry:
-                return carry, rest
-            carry = merged
-        raise RowsMix("a loop combines different rows of the batch")
-
-    def scan(eq: Equation) -> list[Label | None]:
-        consts, carries = eq.params["num_consts"], eq.params["num_carry"]
-        if eq.params["length"] != eq.large_params["length"]:
-            raise RowsMix("a loop runs over the rows of the batch")
-        fixed = eq.labels[:consts]
-        slices = [_inner(label) for label in eq.labels[consts + carries :]]
-
-        def body(carry: list[Label | None]) -> tuple[Any, Any]:
-            found = walk.closed(
-                eq.params["jaxpr"],
-                eq.large_params["jaxpr"],
-                [*fixed, *carry, *slices],
-            )
-            return found[:carries], found[carries:]
-
-        carry, stacked = settle(body, eq.labels[consts : consts + carries])
-        return [*carry, *map(_outer, stacked)]
-
-    def loop(eq: Equation) -> list[Label | None]:
-        tests, bodies = eq.params["cond_nconsts"], eq.params["body_nconsts"]
-        test_consts = eq.labels[:tests]
-        body_consts = eq.labels[tests : tests + bodies]
-
-        def body(carry: list[Label | None]) -> tuple[Any, Any]:
-            found = walk.closed(
-                eq.params["body_jaxpr"],
-                eq.large_params["body_jaxpr"],
-                [*body_consts, *carry],
-            )
-            return found, None
-
-        carry, _ = settle(body, eq.labels[tests + bodies :])
-        (going_on,) = walk.closed(
-            eq.params["cond_jaxpr"],
-            eq.large_params["cond_jaxpr"],
-            [*test_consts, *carry],
-        )
-        if going_on is not None:
-            raise eq.mix()
-        return carry
-
     rules.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
     rules.update(dict.fromkeys(_REDUCTIONS, _reduction))
     rules.update(dict.fromkeys(_ONE_AXIS, _one_axis("axis")))
     rules.update(dict.fromkeys(_NOISE, _noise))
     rules.update(dict.fromkeys(_MATRICES, _matrix))
-    rules.update({name: call(key) for name, key in _CALLS.items()})
+    rules.update({name: call(walk, key) for name, key in _CALLS.items()})
     rules.update(
         iota=_iota,
         broadcast_in_dim=_broadcast,
@@ -424,8 +327,8 @@ def make_walk() -> Walk:
         gather=_gather,
         fft=_fourier,
         top_k=_last_axis,
-        cond=branches,
-        scan=scan,
+        cond=functools.partial(branches, walk),
+        scan=functools.partial(scan, walk),
     )
-    rules["while"] = loop
+    rules["while"] = functools.partial(loop, walk)
     return walk

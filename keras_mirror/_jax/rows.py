@@ -50,11 +50,13 @@ class Label:
 SIZE = Label("size")
 LOSS = Label("loss")
 # Where a reduced loss may go so that the mean over replicas still commutes.
+# fmt: off
 _LINEAR = {
     "add", "add_any", "sub", "neg", "mul", "div", "convert_element_type", "reshape",
     "broadcast_in_dim", "squeeze", "expand_dims", "stack", "concatenate",
     "reduce_sum", "copy", "transpose",
 }
+# fmt: on
 
 
 @dataclass(frozen=True)

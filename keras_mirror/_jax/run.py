@@ -65,8 +65,10 @@ def run(
 
     def local(*parts: Any) -> Any:
         given = iter(parts)
-        own = [next(given) if is_array else leaf for leaf, is_array in
-               zip(leaves, traced, strict=True)]
+        own = [
+            next(given) if is_array else leaf
+            for leaf, is_array in zip(leaves, traced, strict=True)
+        ]
         own = [x.stacked[0] if _is_per_replica(x) else x for x in own]
         own_args, own_kwargs = jax.tree.unflatten(structure, own)
         here = _context.ReplicaContext(jax.lax.axis_index(AXIS), mesh.size, AXIS)

@@ -99,9 +99,7 @@ class TrainFunction(StepFunction):
         super().__init__(
             model,
             strategy,
-            global_view.train_step(
-                model, strategy.num_replicas_in_sync, reduction
-            ),
+            global_view.train_step(model, strategy.num_replicas_in_sync, reduction),
         )
         self._reduction = reduction
         self._replica: Any = None

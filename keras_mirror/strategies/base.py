@@ -264,9 +264,7 @@ class _Distributed:
         self._strategy = strategy
 
     def __iter__(self) -> Iterator[Any]:
-        return _engine.load().batches(
-            self._dataset, self._strategy, may_be_reused=True
-        )
+        return _engine.load().batches(self._dataset, self._strategy, may_be_reused=True)
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -113,9 +113,7 @@ def governing() -> Strategy | None:
         return strategy
     if isinstance(_context.innermost_scope(), Strategy):
         raise errors.MixedDistributionError(strategy, distribution)
-    warnings.warn(
-        errors.StrategySetAsideWarning(strategy, distribution), stacklevel=4
-    )
+    warnings.warn(errors.StrategySetAsideWarning(strategy, distribution), stacklevel=4)
     return None
 
 

@@ -137,9 +137,7 @@ class Keeps(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize(
-    "aggregation", ["mean", "none", "sum", "only_first_replica"]
-)
+@pytest.mark.parametrize("aggregation", ["mean", "none", "sum", "only_first_replica"])
 def test_state_follows_the_aggregation_of_its_variable(aggregation):
     model = keras.Sequential(
         [keras.Input((5,)), Keeps(aggregation), keras.layers.Dense(2)]
@@ -315,9 +313,7 @@ class Overwritten(keras.layers.Layer):
 
 
 def test_overwritten_variables_take_the_largest_value_of_all_replicas():
-    model = keras.Sequential(
-        [keras.Input((5,)), Overwritten(), keras.layers.Dense(2)]
-    )
+    model = keras.Sequential([keras.Input((5,)), Overwritten(), keras.layers.Dense(2)])
     model.compile(keras.optimizers.SGD(0.01), "mse", distribution=replicas())
     model.fit(X[:8], Y[:8], batch_size=8, verbose=0)
     assert_same("amax", model.layers[0].amax, np.abs(X[:8]).max())

@@ -14,9 +14,11 @@ import keras_mirror as km
 
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda name, seconds, **_: compiled.append(name)
-    if name == "/jax/core/compile/backend_compile_duration"
-    else None
+    lambda name, seconds, **_: (
+        compiled.append(name)
+        if name == "/jax/core/compile/backend_compile_duration"
+        else None
+    )
 )
 
 

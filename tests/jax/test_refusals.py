@@ -1,0 +1,255 @@
+"""What is refused, how the error reads, and that nothing has changed afterwards."""
+
+import os
+import subprocess
+import sys
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_mirror as km
+from keras_mirror import _plugin, errors
+
+rng = np.random.default_rng(0)
+X = rng.normal(size=(12, 5)).astype("float32")
+Y = rng.normal(size=(12, 2)).astype("float32")
+
+
+def mlp():
+    return keras.Sequential([keras.Input((5,)), keras.layers.Dense(2)])
+
+
+def compiled(**options):
+    model = mlp()
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **options)
+    return model
+
+
+def everything(model):
+    """What a refused call must not change."""
+    return (
+        model.optimizer,
+        model.loss,
+        [np.asarray(v) for v in model.variables + model.optimizer.variables],
+        km.get_strategy(),
+        keras.distribution.distribution(),
+        [v.value.sharding for v in model.variables],
+    )
+
+
+def assert_unchanged(model, before):
+    after = everything(model)
+    assert after[0] is before[0] and after[1] == before[1]
+    for a, b in zip(after[2], before[2], strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert after[3:] == before[3:]
+
+
+def data_parallel():
+    return keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"])
+
+
+REFUSED = {
+    "unknown name": (
+        lambda: {"distribution": "miror"},
+        errors.UnknownStrategyError,
+        "Did you mean 'mirrored'",
+    ),
+    "no strategy": (
+        lambda: {"distribution": 4},
+        errors.StrategyTypeError,
+        "Received: 4 of type int",
+    ),
+    "eager replicas": (
+        lambda: {
+            "distribution": km.MirroredStrategy(view="replica"),
+            "run_eagerly": True,
+        },
+        errors.IncompatibleOptionsError,
+        "run_eagerly=True",
+    ),
+    "replicas without jit": (
+        lambda: {
+            "distribution": km.MirroredStrategy(view="replica"),
+            "jit_compile": False,
+        },
+        errors.IncompatibleOptionsError,
+        "jit_compile=False",
+    ),
+    "a sum that Keras would not take": (
+        lambda: {
+            "distribution": data_parallel(),
+            "optimizer": km.DistributedOptimizer("sgd", reduction="sum"),
+        },
+        errors.IncompatibleOptionsError,
+        "reduction='sum'",
+    ),
+}
+
+
+@pytest.mark.parametrize("bound", [None, "mirrored"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_compile_changes_nothing(name, bound):
+    options, error, text = REFUSED[name]
+    model = compiled(distribution=bound)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    before = everything(model)
+    with pytest.raises(error, match=text) as caught:
+        model.compile(**({"optimizer": "adam", "loss": "mae"} | options()))
+    assert "Received" in str(caught.value)
+    assert isinstance(caught.value, (ValueError, TypeError))
+    assert_unchanged(model, before)
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
+DEVICES = {
+    "missing": (["cpu:0", "cpu:9"], errors.UnknownDeviceError, "cpu:3"),
+    "other kind": (["tpu:0"], errors.UnknownDeviceError, "tpu:0"),
+    "twice": (["cpu:1", "CPU:1"], errors.DuplicateDeviceError, "more than once"),
+    "none": ([], errors.NoDevicesError, "at least one"),
+    "a number": (4, errors.UnknownDeviceError, "4"),
+}
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_wrong_devices_are_refused(name):
+    devices, error, text = DEVICES[name]
+    with pytest.raises(error, match=text) as caught:
+        km.MirroredStrategy(devices=devices)
+    assert "Received" in str(caught.value)
+
+
+def test_device_spellings_of_tf_and_jax_are_understood():
+    import jax
+
+    spelled = ["/cpu:0", "CPU:1", "/device:CPU:2", jax.devices()[3]]
+    assert km.MirroredStrategy(devices=spelled).num_replicas_in_sync == 4
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(errors.OptionValueError, match="'auto', 'replica', 'global'"):
+        km.MirroredStrategy(view="both")
+    with pytest.raises(errors.IncompatibleOptionsError, match="whole batch"):
+        km.MirroredStrategy(view="replica", synchronize_batch_norm=True)
+
+
+def test_wrong_switch_leaves_the_old_one():
+    km.set_strategy("mirrored")
+    before = km.get_strategy()
+    for wrong in ("mirorred", 3):
+        with pytest.raises(errors.KerasMirrorError):
+            km.set_strategy(wrong)
+    assert km.get_strategy() is before
+
+
+def test_strategy_beside_another_kind_of_distribution_is_refused():
+    model = compiled()
+    before = everything(model)
+    other = data_parallel()
+    keras.distribution.set_distribution(other)
+    try:
+        with pytest.raises(errors.MixedDistributionError, match="DataParallel"):
+            model.compile("sgd", "mse", distribution="mirrored")
+        with pytest.raises(errors.MixedDistributionError):
+            km.set_strategy("mirrored")
+        with (
+            pytest.raises(errors.MixedDistributionError),
+            km.MirroredStrategy().scope(),
+        ):
+            pass
+        assert keras.distribution.distribution() is other
+    finally:
+        keras.distribution.set_distribution(None)
+    assert_unchanged(model, before)
+
+
+def test_distribution_set_inside_a_scope_is_refused():
+    with km.MirroredStrategy().scope():
+        keras.distribution.set_distribution(data_parallel())
+        with pytest.raises(errors.MixedDistributionError):
+            compiled()
+    assert keras.distribution.distribution() is None
+
+
+def test_distribution_set_after_compile_is_refused_at_the_call():
+    model = compiled(distribution="mirrored")
+    weights = model.get_weights()
+    keras.distribution.set_distribution(data_parallel())
+    with pytest.raises(errors.MixedDistributionError):
+        model.fit(X, Y, verbose=0)
+    keras.distribution.set_distribution(None)
+    for now, then in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(now, then)
+    model.fit(X, Y, verbose=0)
+
+
+def test_the_switch_gives_way_to_a_later_distribution_and_says_so():
+    km.set_strategy("mirrored")
+    keras.distribution.set_distribution(data_parallel())
+    with pytest.warns(errors.StrategySetAsideWarning, match="DataParallel"):
+        model = compiled()
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert len(model.variables[0].value.sharding.device_set) == 2
+
+
+def test_data_that_fails_in_a_step_leaves_the_weights():
+    model = compiled(distribution="mirrored")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    before = everything(model)
+    for call in (
+        lambda: model.fit(X, np.zeros((12, 3), "float32"), batch_size=4, verbose=0),
+        lambda: model.fit(X, np.zeros((12, 3), "float32"), batch_size=5, verbose=0),
+        lambda: model.train_on_batch(X, np.zeros((12, 3), "float32")),
+        lambda: model.evaluate(X, np.zeros((12, 3), "float32"), verbose=0),
+        lambda: model.predict(np.zeros((12, 7), "float32"), verbose=0),
+    ):
+        with pytest.raises(Exception, match="shape|dimension|Shape|axis"):
+            call()
+        assert_unchanged(model, before)
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_an_untested_keras_is_named(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.99.0")
+    with pytest.warns(errors.UntestedKerasWarning, match="3.99.0"):
+        _plugin._warn_untested()
+    monkeypatch.setattr(keras, "__version__", _plugin.TESTED_KERAS[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _plugin._warn_untested()
+
+
+def test_uninstalling_gives_keras_back():
+    _plugin.uninstall()
+    try:
+        with pytest.raises(TypeError, match="distribution"):
+            compiled(distribution="mirrored")
+        compiled().fit(X, Y, verbose=0)
+    finally:
+        _plugin.install()
+    compiled(distribution="mirrored").fit(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_an_unsupported_backend_is_named(backend):
+    program = (
+        "import keras, keras_mirror as km\n"
+        "m = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])\n"
+        "m.compile('sgd', 'mse')\n"
+        "for ask in (km.MirroredStrategy, lambda: km.set_strategy('mirrored'),\n"
+        "            lambda: m.compile('sgd', 'mse', distribution='mirrored')):\n"
+        "    try: ask()\n"
+        "    except km.errors.UnsupportedBackendError as e: print(e)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "KERAS_BACKEND": backend},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if f"'{backend}'" in line]
+    assert len(lines) == 3 and all("KERAS_BACKEND=jax" in line for line in lines)
