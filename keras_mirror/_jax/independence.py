@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import keras
 
 from keras_mirror import _context
+from keras_mirror._jax.collectives import is_float
+from keras_mirror._jax.random import is_seed
 from keras_mirror._jax.row_rules import make_walk
-from keras_mirror._jax.rows import LARGE, LOSS, SMALL, Label, RowsMix
+from keras_mirror._jax.rows import LOSS, SEED, Label, RowsMix
 
 ROW = Label("rows", 0, 1)
 
@@ -45,8 +47,11 @@ class _Recorder:
         )
 
 
-def _traced(model: Any, state: Any, data: Any, token: Any) -> dict[str, Any]:
-    trainable, non_trainable, optimizer, metrics = state
+def _forward(
+    model: Any, trainable: Any, state: Any, data: Any, token: Any
+) -> tuple[Any, Any]:
+    """What the replica view puts together, and the states behind it."""
+    non_trainable, optimizer, metrics = state
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     recorder = _Recorder(token)
     with _context.hooks(recorder):
@@ -62,11 +67,34 @@ def _traced(model: Any, state: Any, data: Any, token: Any) -> dict[str, Any]:
         )
     unscaled_loss, y_pred, non_trainable, metrics = aux
     masks = _context.internals().masks_of(y_pred)
-    return {
+    found = {
         "rows": [y_pred, masks, recorder.values],
         "losses": [loss, unscaled_loss],
-        "state": list(non_trainable),
-        "metrics": list(metrics),
+    }
+    return found, (list(non_trainable), list(metrics))
+
+
+def _traced(model: Any, state: Any, data: Any, token: Any) -> dict[str, Any]:
+    """The forward pass and its derivative by the trainable variables.
+
+    Gradients are sums over rows of what the derivative says row by row; a
+    derivative that a user defined himself is thus looked at too.
+    """
+    trainable, *rest = state
+    tangents = jax.tree.map(jnp.ones_like, trainable)
+    found, derivative, (non_trainable, metrics) = jax.jvp(
+        lambda values: _forward(model, values, rest, data, token),
+        (trainable,),
+        (tangents,),
+        has_aux=True,
+    )
+    floats = [d for d in jax.tree.leaves(derivative["rows"]) if is_float(d)]
+    return {
+        "rows": found["rows"],
+        "derivative": floats,
+        "losses": [found["losses"], derivative["losses"]],
+        "state": non_trainable,
+        "metrics": metrics,
     }
 
 
@@ -75,20 +103,34 @@ def _spec(leaf: Any, rows: int | None = None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
 
-def _check(model: Any, state: Any, data: Any) -> None:
+def _labels(model: Any, state: Any, data: Any) -> list[Label | None]:
+    """What is known of the arguments of the traced function, in their order."""
+    trainable, non_trainable, optimizer, metrics = state
+    seeds = [
+        SEED if is_seed(variable) else None
+        for variable in model.non_trainable_variables
+    ]
+    assert len(seeds) == len(non_trainable)
+    rest = [None] * (len(optimizer) + len(metrics))
+    rows = [ROW] * len(jax.tree.leaves(data))
+    return [None] * len(trainable) + seeds + rest + rows + [LOSS]
+
+
+def _check(model: Any, state: Any, data: Any, num_replicas: int) -> None:
     """Raises RowsMix with the reason if the replica view would not be exact."""
     state = jax.tree.map(_spec, tuple(state))
     token = jax.ShapeDtypeStruct((), "float32")  # stands for each reduced loss
+    total = jax.tree.leaves(data)[0].shape[0]
+    sizes = (total // num_replicas, total)
     traces, shapes = [], None
-    for rows in (SMALL, LARGE):
+    for rows in sizes:
         batch = jax.tree.map(lambda leaf, rows=rows: _spec(leaf, rows), data)
         trace, shapes = jax.make_jaxpr(
             lambda *args: _traced(model, *args), return_shape=True
         )(state, batch, token)
         traces.append(trace)
-    of_state, of_data = (len(jax.tree.leaves(part)) for part in (state, data))
-    labels = [None] * of_state + [ROW] * of_data + [LOSS]
-    found = make_walk().closed(traces[0], traces[1], labels)
+    labels = _labels(model, state, data)
+    found = make_walk(sizes).closed(traces[0], traces[1], labels)
     outvars = traces[0].jaxpr.outvars
     if len(outvars) != len(traces[1].jaxpr.outvars):
         raise RowsMix("the program depends on the batch size")
@@ -102,8 +144,15 @@ def _check_results(model: Any, places: Any, found: list[Label | None]) -> None:
         label = found[place]
         if label is None or (label.axis, label.outer) != (0, 1):
             raise RowsMix("an output or a loss is not one value per row of the batch")
-    for place in jax.tree.leaves(places["state"]):
-        if found[place] is not None:
+    for place in places["derivative"]:
+        # Zero where nothing is trained: then it has no batch in it.
+        label = found[place]
+        if label is not None and (label.axis, label.outer) != (0, 1):
+            raise RowsMix("a gradient is not a sum over the rows of the batch")
+    for variable, place in zip(
+        model.non_trainable_variables, places["state"], strict=True
+    ):
+        if found[place] not in ((SEED, None) if is_seed(variable) else (None,)):
             raise RowsMix("a variable changes with the batch")
     for place in jax.tree.leaves(places["losses"]):
         if found[place] not in (None, LOSS):
@@ -127,16 +176,17 @@ def _check_metrics(
             raise RowsMix("a layer updates a metric during the forward pass")
 
 
-def why_rows_mix(model: Any, state: Any, data: Any) -> str | None:
+def why_rows_mix(model: Any, state: Any, data: Any, num_replicas: int) -> str | None:
     """Why the replica view would not give one device's numbers, None if it does.
 
     Args:
         model: A model whose `train_step` is Keras' own.
         state: The four lists of a train step's state; shapes and dtypes are read.
         data: A batch, every array of it with the same number of rows.
+        num_replicas: How many replicas divide those rows.
     """
     try:
-        _check(model, state, data)
+        _check(model, state, data, num_replicas)
     except RowsMix as reason:
         return str(reason)
     except Exception as error:  # noqa: BLE001

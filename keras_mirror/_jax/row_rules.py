@@ -8,7 +8,7 @@ import functools
 import math
 
 from keras_mirror._jax.row_loops import branches, call, loop, scan
-from keras_mirror._jax.rows import SMALL, Equation, Label, RowsMix, Rule, Walk
+from keras_mirror._jax.rows import SEED, Equation, Label, RowsMix, Rule, Walk
 
 # fmt: off
 _ELEMENTWISE = [
@@ -48,8 +48,6 @@ _CALLS = {
     "remat": "jaxpr",
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 
 
@@ -98,7 +96,12 @@ def _one_axis(key: str) -> Rule:
 
 def _noise(eq: Equation) -> list[Label | None]:
     _require(eq, not eq.batched())
-    return _outputs(eq)
+    labels = _outputs(eq)
+    drawn = any(label is not None and label.axis >= 0 for label in labels)
+    if drawn and SEED not in eq.labels:
+        # The same on each replica, where one device draws other rows.
+        raise RowsMix("rows get random numbers that no seed generator made")
+    return labels
 
 
 def _iota(eq: Equation) -> list[Label | None]:
@@ -121,8 +124,6 @@ def _reshape(eq: Equation) -> list[Label | None]:
     """Rows keep their order if the batch ends up whole inside one dimension."""
     (output,) = eq.outputs
     batched = eq.batched()
-    if not batched:
-        return _outputs(eq)
     (pair, label), *_ = batched
     axis = output.batch_axis()
     _require(eq, axis is not None and eq.params.get("dimensions") is None)
@@ -134,7 +135,7 @@ def _reshape(eq: Equation) -> list[Label | None]:
     before = math.prod(new_shape[:axis])
     _require(eq, outer % before == 0)
     outer //= before
-    _require(eq, new_shape[axis] % (SMALL * outer) == 0)
+    _require(eq, new_shape[axis] % (pair.rows[0] * outer) == 0)
     return [Label(label.kind, axis, outer)]
 
 
@@ -196,8 +197,6 @@ def _same_size(eq: Equation) -> list[Label | None]:
 
 def _concatenate(eq: Equation) -> list[Label | None]:
     batched = eq.batched()
-    if not batched:
-        return _unknown(eq)
     _require(eq, len(batched) == len(eq.inputs))
     for _, label in batched:
         _require(eq, label.axis != eq.params["dimension"])
@@ -206,8 +205,6 @@ def _concatenate(eq: Equation) -> list[Label | None]:
 
 def _stack(eq: Equation) -> list[Label | None]:
     batched = eq.batched()
-    if not batched:
-        return _unknown(eq)
     _require(eq, len(batched) == len(eq.inputs))
     _require(eq, len({label.axis for _, label in batched}) == 1)
     return _outputs(eq)
@@ -225,8 +222,6 @@ def _gather(eq: Equation) -> list[Label | None]:
     axis = output.batch_axis()
     looked_up = operand is not None and operand.axis >= 0
     chosen_by = indices is not None and indices.axis >= 0
-    if not looked_up and not chosen_by:
-        return _unknown(eq)
     others = [i for i in range(len(output.shapes[0])) if i not in numbers.offset_dims]
     if chosen_by:
         assert indices is not None
@@ -262,9 +257,10 @@ def _fourier(eq: Equation) -> list[Label | None]:
     return _outputs(eq)
 
 
-def _last_axis(eq: Equation) -> list[Label | None]:
+def _top_k(eq: Equation) -> list[Label | None]:
     for pair, label in eq.batched():
-        _require(eq, label.axis != len(pair.shapes[0]) - 1)
+        rank = len(pair.shapes[0])
+        _require(eq, label.axis != eq.params.get("axis", -1) % rank)
     return _outputs(eq)
 
 
@@ -281,19 +277,30 @@ def _reverse(eq: Equation) -> list[Label | None]:
     return _outputs(eq)
 
 
-def _dynamic(eq: Equation) -> list[Label | None]:
+def _dynamic_slice(eq: Equation) -> list[Label | None]:
     """Slices at traced places: the batch dimension must stay whole."""
+    operand, *_ = eq.inputs
     for pair, label in eq.batched():
         output = eq.outputs[0]
-        _require(eq, label.axis == output.batch_axis())
+        _require(eq, pair is operand and label.axis == output.batch_axis())
         _require(eq, pair.shapes[0][label.axis] == output.shapes[0][label.axis])
     return _outputs(eq)
 
 
-def make_walk() -> Walk:
+def _dynamic_update_slice(eq: Equation) -> list[Label | None]:
+    """Operand and update must both have all rows."""
+    places = [label for _, label in eq.batched()]
+    _require(eq, len(places) == 2 and places[0].axis == places[1].axis)
+    sizes = {pair.shapes[0][label.axis] for pair, label in eq.batched()}
+    _require(eq, len(sizes) == 1)
+    return _outputs(eq)
+
+
+def make_walk(rows: tuple[int, int]) -> Walk:
     """A walk that knows all rules, those of loops and branches included."""
     rules: dict[str, Rule] = {}
-    walk = Walk(rules, _unknown)
+    makers = frozenset(["broadcast_in_dim", "iota", "cond", "scan", "while"])
+    walk = Walk(rules, makers.union(_NOISE, _CALLS), _unknown, rows)
 
     rules.update(dict.fromkeys(_ELEMENTWISE, _elementwise))
     rules.update(dict.fromkeys(_REDUCTIONS, _reduction))
@@ -315,18 +322,19 @@ def make_walk() -> Walk:
         reduce_window_sum=_window,
         reduce_window_max=_window,
         reduce_window_min=_window,
+        select_and_gather_add=_window,
         pad=_pad,
         rev=_reverse,
         slice=_same_size,
-        dynamic_slice=_dynamic,
-        dynamic_update_slice=_dynamic,
+        dynamic_slice=_dynamic_slice,
+        dynamic_update_slice=_dynamic_update_slice,
         split=_same_size,
         concatenate=_concatenate,
         stack=_stack,
         unstack=_unstack,
         gather=_gather,
         fft=_fourier,
-        top_k=_last_axis,
+        top_k=_top_k,
         cond=functools.partial(branches, walk),
         scan=functools.partial(scan, walk),
     )

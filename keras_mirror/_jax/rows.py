@@ -4,8 +4,9 @@ Where it does, a step may run once per replica on that replica's rows and give t
 numbers of one device. This module finds out from the traced program (jaxpr), so a
 user's own layer or loss that compares rows is seen for what it is.
 
-Method: the function is traced at two batch sizes. Dimensions whose size differs
-between the traces carry the batch. A walk over the equations then follows each
+Method: the function and its derivative are traced at two batch sizes, that of one
+replica and that of all. Dimensions whose size differs between the traces carry the
+batch. A walk over the equations then follows each
 batch dimension from the inputs to the results; an equation that mixes along it, or
 that is not known not to (`row_rules`), ends the walk with a reason. The walk is
 one of abstract interpretation (Cousot and Cousot, "Abstract interpretation: a
@@ -21,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-SMALL, LARGE = 8, 12  # the two batch sizes
+# Parameters that hold shapes; what they say is checked on the results.
+_SHAPES = {"shape", "new_sizes", "limit_indices", "slice_sizes", "sizes"}
 
 
 class RowsMix(Exception):
@@ -36,8 +38,9 @@ class Label:
         kind: "rows": element i along the axis belongs to row i of the batch.
             "uniform": has a batch axis, but was made without looking at the batch
             (zeros, noise). "size": no batch axis, but depends on the batch size.
-            "loss": no batch axis, a linear function of reduced losses.
-        axis: The batch dimension (-1 for "size" and "loss").
+            "loss": no batch axis, a linear function of reduced losses. "seed": no
+            batch axis, comes from the state of a seed generator.
+        axis: The batch dimension, -1 where there is none.
         outer: The dimension has size outer * batch * inner; rows repeat in that
             order after a reshape has merged dimensions.
     """
@@ -49,6 +52,7 @@ class Label:
 
 SIZE = Label("size")
 LOSS = Label("loss")
+SEED = Label("seed")
 # Where a reduced loss may go so that the mean over replicas still commutes.
 # fmt: off
 _LINEAR = {
@@ -65,6 +69,7 @@ class Pair:
 
     small: Any
     large: Any
+    rows: tuple[int, int]
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -82,7 +87,7 @@ class Pair:
         if len(axes) > 1:
             raise RowsMix("rows of the batch are compared with each other")
         axis = axes[0]
-        if small[axis] * LARGE != large[axis] * SMALL:
+        if small[axis] * self.rows[1] != large[axis] * self.rows[0]:
             raise RowsMix("a size depends on the batch size in another way")
         return axis
 
@@ -115,7 +120,7 @@ class Equation:
                 raise self.mix()
             return self._scalar_label()
         rows = [label for label in batched if label.kind == "rows"]
-        if rows and (SIZE in self.labels or LOSS in self.labels):
+        if SIZE in self.labels or LOSS in self.labels:
             raise RowsMix("a row's result is scaled by the batch size or its loss")
         if len({label.outer for label in batched}) > 1:
             raise self.mix()
@@ -128,9 +133,10 @@ class Equation:
             below = self.name == "div" and self.labels[1] == LOSS
             if self.name not in _LINEAR or twice or below:
                 raise RowsMix(f"a reduced loss goes through `{self.name}`")
-        if SIZE in self.labels:
-            return SIZE
-        return LOSS if LOSS in self.labels else None
+        for label in (SIZE, LOSS, SEED):
+            if label in self.labels:
+                return label
+        return None
 
 
 Rule = Callable[[Equation], "list[Label | None]"]
@@ -154,12 +160,44 @@ def _constant_label(small: Any, large: Any) -> Label | None:
     return None if equal else SIZE
 
 
-class Walk:
-    """Follows labels through a pair of programs."""
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
 
-    def __init__(self, rules: dict[str, Rule], unknown: Rule):
+
+def _check_params(small: dict[str, Any], large: dict[str, Any]) -> None:
+    """Parameters may differ in shapes alone, which the rules look at."""
+    for key, value in small.items():
+        other = large.get(key)
+        if key in _SHAPES or not (_is_plain(value) and _is_plain(other)):
+            continue
+        if repr(value) != repr(other):  # NaN differs from itself
+            raise RowsMix("the program depends on the batch size")
+
+
+class Walk:
+    """Follows labels through a pair of programs.
+
+    Args:
+        rules: What each primitive does.
+        makers: Primitives that may give a batch dimension to a result although no
+            operand has one.
+        unknown: The rule of every other primitive.
+        rows: The two batch sizes.
+    """
+
+    def __init__(
+        self,
+        rules: dict[str, Rule],
+        makers: frozenset[str],
+        unknown: Rule,
+        rows: tuple[int, int],
+    ):
         self._rules = rules
+        self._makers = makers
         self._unknown = unknown
+        self._rows = rows
 
     def closed(
         self, small: ClosedJaxpr, large: ClosedJaxpr, labels: Sequence[Label | None]
@@ -178,32 +216,43 @@ class Walk:
     ) -> list[Label | None]:
         """The same where constants come first among the arguments."""
         known: dict[Any, Label | None] = {}
-        invars = [*small.constvars, *small.invars]
-        known.update(zip(invars, labels, strict=True))
+        known.update(zip([*small.constvars, *small.invars], labels, strict=True))
         if len(small.eqns) != len(large.eqns):
             raise RowsMix("the program depends on the batch size")
-
-        def read(a: Any, b: Any) -> Label | None:
-            if isinstance(a, Literal) != isinstance(b, Literal):
-                raise RowsMix("the program depends on the batch size")
-            return _literal_label(Pair(a, b)) if isinstance(a, Literal) else known[a]
-
         for one, two in zip(small.eqns, large.eqns, strict=True):
-            if one.primitive.name != two.primitive.name:
-                raise RowsMix("the program depends on the batch size")
-            inputs = list(map(Pair, one.invars, two.invars))
-            equation = Equation(
-                one.primitive.name,
-                one.params,
-                two.params,
-                inputs,
-                list(map(Pair, one.outvars, two.outvars)),
-                [read(p.small, p.large) for p in inputs],
-            )
+            equation = self._equation(one, two, known)
             known.update(zip(one.outvars, self._step(equation), strict=True))
-        return list(map(read, small.outvars, large.outvars))
+        return [
+            self._read(a, b, known)
+            for a, b in zip(small.outvars, large.outvars, strict=True)
+        ]
+
+    def _pair(self, small: Any, large: Any) -> Pair:
+        return Pair(small, large, self._rows)
+
+    def _read(self, a: Any, b: Any, known: dict[Any, Label | None]) -> Label | None:
+        if isinstance(a, Literal) != isinstance(b, Literal):
+            raise RowsMix("the program depends on the batch size")
+        if isinstance(a, Literal):
+            return _literal_label(self._pair(a, b))
+        return known[a]
+
+    def _equation(self, one: Any, two: Any, known: dict[Any, Any]) -> Equation:
+        if one.primitive.name != two.primitive.name:
+            raise RowsMix("the program depends on the batch size")
+        _check_params(one.params, two.params)
+        inputs = list(map(self._pair, one.invars, two.invars))
+        return Equation(
+            one.primitive.name,
+            one.params,
+            two.params,
+            inputs,
+            list(map(self._pair, one.outvars, two.outvars)),
+            [self._read(p.small, p.large, known) for p in inputs],
+        )
 
     def _step(self, equation: Equation) -> "list[Label | None]":
-        if equation.name in self._rules:
-            return self._rules[equation.name](equation)
-        return self._unknown(equation)
+        rule = self._rules.get(equation.name, self._unknown)
+        if not equation.batched() and equation.name not in self._makers:
+            rule = self._unknown
+        return rule(equation)

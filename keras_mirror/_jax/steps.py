@@ -24,9 +24,9 @@ _log = logging.getLogger("keras_mirror")
 
 
 def _signature(data: Any) -> Any:
-    """What of a batch decides whether rows mix: everything but the row count."""
+    """What of a batch decides whether rows mix."""
     leaves, structure = jax.tree.flatten(data)
-    return structure, tuple((leaf.shape[1:], str(leaf.dtype)) for leaf in leaves)
+    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
 class StepFunction:
@@ -165,7 +165,7 @@ class TrainFunction(StepFunction):
         wants = getattr(self.strategy, "synchronize_batch_norm", False)
         if wants and internals.has_batch_norm(self._model):
             return "BatchNormalization is synchronized"
-        return why_rows_mix(self._model, state, batch.data)
+        return why_rows_mix(self._model, state, batch.data, self._mesh.size)
 
     def _call(self, state: Any, batch: PlacedBatch) -> Any:
         if self.view(state, batch) == "replica":
