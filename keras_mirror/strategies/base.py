@@ -235,6 +235,10 @@ class Strategy(Distribution):
         """The strategy that `get_config` described."""
         return cls(**config)
 
+    def __reduce__(self) -> Any:
+        # Meshes hold live devices; a copy finds its own.
+        return _from_config, (type(self), self.get_config())
+
     def held(self) -> list[list[str]]:
         """What each device holds, in words, for pictures of the mesh."""
         count = self.num_replicas_in_sync
@@ -254,6 +258,10 @@ class Strategy(Distribution):
 
     def _repr_html_(self) -> str:
         return mesh_html(list(self.devices), self.held(), axis_name=AXIS_NAME)
+
+
+def _from_config(cls: type[Strategy], config: dict[str, Any]) -> Strategy:
+    return cls.from_config(config)
 
 
 class _Distributed:

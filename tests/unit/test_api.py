@@ -1,6 +1,8 @@
 """The public names: each new one is a reviewed line here."""
 
+import copy
 import inspect
+import pickle
 
 import keras
 import pytest
@@ -83,6 +85,13 @@ def test_config_makes_an_equal_strategy():
     )
     one = km.OneDeviceStrategy("cpu:2")
     assert km.OneDeviceStrategy.from_config(one.get_config()).devices == ("cpu:2",)
+
+
+def test_copies_of_a_strategy_are_equal():
+    strategy = km.MirroredStrategy(devices=["cpu:0", "cpu:2"])
+    for again in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
+        assert again.get_config() == strategy.get_config()
+        assert again.mesh == strategy.mesh
 
 
 def test_members_answer_for_one_process():
