@@ -37,15 +37,27 @@ class StrategyTypeError(KerasMirrorError, TypeError):
         )
 
 
+class UnavailableStrategyError(KerasMirrorError, ValueError):
+    """A strategy that keras_mirror is to have, and this version has not."""
+
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(
+            "This version of keras_mirror does not have that strategy yet. "
+            f"Received: {name!r}. Available: {', '.join(map(repr, sorted(known)))}."
+        )
+
+
 class UnknownDeviceError(KerasMirrorError, ValueError):
     """A device that this process does not have."""
 
-    def __init__(self, device: object, available: Sequence[str]):
+    def __init__(
+        self, device: object, available: Sequence[str], argument: str = "devices"
+    ):
         super().__init__(
-            "`devices` must name devices of this process. "
+            f"`{argument}` must name devices of this process. "
             f"Received: {device!r}. Available: {', '.join(available)}. "
-            "Name one of those, or leave `devices` out to use them all. (Virtual "
-            "CPU devices are made before JAX is first used, with XLA_FLAGS="
+            f"Name one of those, or leave `{argument}` out. (Virtual CPU devices are "
+            "made before JAX is first used, with XLA_FLAGS="
             "--xla_force_host_platform_device_count=N.)"
         )
 

@@ -62,6 +62,8 @@ def _pad(leaf: Any, padded_rows: int) -> Any:
 
 
 def _put_irregular(leaf: Any, mesh: Mesh) -> Any:
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.copy()  # its owner may fill it again; see `_place_ahead`
     divisible = _is_dense(leaf) and np.ndim(leaf) and leaf.shape[0] % mesh.size == 0
     return _put(leaf, by_rows(mesh) if divisible else replicated(mesh))
 

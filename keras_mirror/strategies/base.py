@@ -1,7 +1,7 @@
 """What every strategy has: devices, a mesh, a scope, and custom-loop calls."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import keras
@@ -33,6 +33,20 @@ def standardize_device(device: object) -> str:
     return name if ":" in name else f"{name}:0"
 
 
+def check_device(
+    device: object, available: Sequence[str], argument: str = "devices"
+) -> str:
+    """The name of a device of this process.
+
+    Raises:
+        UnknownDeviceError: It does not exist here.
+    """
+    name = standardize_device(device)
+    if name not in available:
+        raise errors.UnknownDeviceError(device, available, argument)
+    return name
+
+
 def check_devices(devices: object, available: Sequence[str]) -> list[str]:
     """The devices of a strategy, named and each there once.
 
@@ -45,15 +59,12 @@ def check_devices(devices: object, available: Sequence[str]) -> list[str]:
         return list(available)
     if isinstance(devices, str) or hasattr(devices, "platform"):
         devices = [devices]
-    try:
-        names = [standardize_device(d) for d in devices]  # pyright: ignore
-    except TypeError:
-        raise errors.UnknownDeviceError(devices, available) from None
+    if not isinstance(devices, Iterable):
+        raise errors.UnknownDeviceError(devices, available)
+    names = [check_device(device, available) for device in devices]
     if not names:
         raise errors.NoDevicesError(devices)
     for name in names:
-        if name not in available:
-            raise errors.UnknownDeviceError(name, available)
         if names.count(name) > 1:
             raise errors.DuplicateDeviceError(name, names)
     return names

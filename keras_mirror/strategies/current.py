@@ -15,6 +15,8 @@ ENVIRONMENT = "KERAS_MIRROR_STRATEGY"
 _CLASSES: dict[str, Any] = {
     cls.name: cls for cls in (OneDeviceStrategy, MirroredStrategy)
 }
+# Names that users of tf.distribute will try; the next releases bring them.
+_PLANNED = ("multi_worker_mirrored", "parameter_server", "central_storage")
 
 
 def strategy_names() -> list[str]:
@@ -27,7 +29,10 @@ def get_strategy_class(name: str, *, source: str = "A strategy") -> Any:
 
     Raises:
         UnknownStrategyError: No strategy has this name.
+        UnavailableStrategyError: A later version will have it.
     """
+    if name in _PLANNED:
+        raise errors.UnavailableStrategyError(name, _CLASSES)
     if name not in _CLASSES:
         raise errors.UnknownStrategyError(name, _CLASSES, source)
     return _CLASSES[name]

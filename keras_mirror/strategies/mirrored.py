@@ -30,7 +30,8 @@ class MirroredStrategy(Strategy):
     Raises:
         UnknownDeviceError: A device does not exist.
         DuplicateDeviceError: A device is named twice.
-        OptionValueError: `view` is none of the three.
+        OptionValueError: `view` is none of the three, or
+            `synchronize_batch_norm` is no bool.
         IncompatibleOptionsError: `synchronize_batch_norm` with `view="replica"`.
 
     Cost: one all-reduce of the gradients per step, 2(n - 1)/n times their bytes
@@ -54,6 +55,10 @@ class MirroredStrategy(Strategy):
         view: View = "auto",
         synchronize_batch_norm: bool = False,
     ):
+        if not isinstance(synchronize_batch_norm, bool):
+            raise errors.OptionValueError(
+                "synchronize_batch_norm", synchronize_batch_norm, (True, False)
+            )
         if synchronize_batch_norm and view == "replica":
             raise errors.IncompatibleOptionsError(
                 "synchronize_batch_norm=True",
@@ -63,7 +68,7 @@ class MirroredStrategy(Strategy):
             )
         available = _engine.load().local_devices()
         super().__init__(check_devices(devices, available), view=view)
-        self._synchronize_batch_norm = bool(synchronize_batch_norm)
+        self._synchronize_batch_norm = synchronize_batch_norm
 
     @property
     def synchronize_batch_norm(self) -> bool:

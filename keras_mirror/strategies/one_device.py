@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_mirror import _engine
-from keras_mirror.strategies.base import Strategy, check_devices
+from keras_mirror.strategies.base import Strategy, check_device
 
 
 class OneDeviceStrategy(Strategy):
@@ -28,8 +28,9 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: object = None):
         available = _engine.load().local_devices()
-        chosen = available[:1] if device is None else [device]
-        super().__init__(check_devices(chosen, available))
+        if device is None:
+            device = available[0]
+        super().__init__([check_device(device, available, argument="device")])
 
     def get_config(self) -> dict[str, Any]:
         """The arguments that make an equal strategy."""

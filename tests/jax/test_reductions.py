@@ -219,6 +219,34 @@ def test_custom_train_step_reduces_gradients_metrics_and_logs():
     assert_same("plain scalars", plain[half:], plain[:half])
 
 
+class CustomWithState(Custom):
+    """Also keeps a sum of its inputs, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.keeps = Keeps("sum")
+        self.dropout = keras.layers.Dropout(0.5, seed=3)
+
+    def build(self, shape):
+        self.keeps.build(shape)
+        super().build(shape)
+
+    def call(self, x):
+        return self.dense(self.dropout(self.keeps(x), training=True))
+
+
+def test_custom_train_step_merges_state_and_seeds():
+    model = CustomWithState()
+    model.build((None, 5))
+    before = np.asarray(model.dropout.seed_generator.state)
+    model.compile(sgd(), distribution=replicas())
+    model.fit(X[:8], Y[:8], batch_size=8, shuffle=False, verbose=0)
+    parts = X[:8].reshape(4, 2, 5).sum(axis=(1, 2))
+    assert_same("kept", model.keeps.kept, 1 + (0.5 - 1 + parts).sum())
+    after = np.asarray(model.dropout.seed_generator.state)
+    assert after[0] == before[0] and after[1] > before[1]
+
+
 def test_loss_trackers_of_several_outputs_are_summed():
     def build():
         x = keras.Input((5,))

@@ -57,6 +57,11 @@ REFUSED = {
         errors.UnknownStrategyError,
         "Did you mean 'mirrored'",
     ),
+    "later strategy": (
+        lambda: {"distribution": "parameter_server"},
+        errors.UnavailableStrategyError,
+        "does not have that strategy yet",
+    ),
     "no strategy": (
         lambda: {"distribution": 4},
         errors.StrategyTypeError,
@@ -109,7 +114,9 @@ DEVICES = {
     "other kind": (["tpu:0"], errors.UnknownDeviceError, "tpu:0"),
     "twice": (["cpu:1", "CPU:1"], errors.DuplicateDeviceError, "more than once"),
     "none": ([], errors.NoDevicesError, "at least one"),
-    "a number": (4, errors.UnknownDeviceError, "4"),
+    "a number": (4, errors.UnknownDeviceError, "Received: 4"),
+    "numbers": ([0, 1], errors.UnknownDeviceError, "Received: 0"),
+    "nothing": ([None], errors.UnknownDeviceError, "Received: None"),
 }
 
 
@@ -133,6 +140,16 @@ def test_wrong_options_are_refused():
         km.MirroredStrategy(view="both")
     with pytest.raises(errors.IncompatibleOptionsError, match="whole batch"):
         km.MirroredStrategy(view="replica", synchronize_batch_norm=True)
+
+
+def test_wrong_device_is_refused_by_its_argument():
+    with pytest.raises(errors.UnknownDeviceError, match="`device`.*'cpu:9'"):
+        km.OneDeviceStrategy("cpu:9")
+
+
+def test_a_flag_must_be_a_bool():
+    with pytest.raises(errors.OptionValueError, match="synchronize_batch_norm='no'"):
+        km.MirroredStrategy(synchronize_batch_norm="no")
 
 
 def test_wrong_switch_leaves_the_old_one():
