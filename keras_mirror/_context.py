@@ -100,6 +100,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Any] = []
         self.running: list[Any] = []
+        self.eager: list[Any] = []
         self.replicas: list[ReplicaContext | None] = []
         self.hooks: list[TraceHooks | None] = []
 
@@ -149,6 +150,11 @@ def binding_of(model: Any) -> Binding | None:
     return _bindings.get(model)
 
 
+def bindings() -> list[tuple[Any, Binding]]:
+    """All models that live and what they are bound to."""
+    return list(_bindings.items())
+
+
 def running(strategy: Any) -> contextlib.AbstractContextManager[None]:
     """Marks that a call of a model under `strategy` (or None) is under way."""
     return _pushed(_thread.running, strategy)
@@ -157,6 +163,16 @@ def running(strategy: Any) -> contextlib.AbstractContextManager[None]:
 def running_strategy() -> Any:
     """The strategy of the innermost model call of this thread, or None."""
     return _thread.running[-1] if _thread.running else None
+
+
+def eager_call(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Marks that `model(x)` is under way outside of a step."""
+    return _pushed(_thread.eager, model)
+
+
+def is_in_eager_call() -> bool:
+    """Whether a model is being called that has the say over where things lie."""
+    return bool(_thread.eager)
 
 
 def replica(

@@ -45,6 +45,10 @@ class Engine(Protocol):
         """Moves a model's variables to where `strategy` keeps them."""
         ...
 
+    def place_inputs(self, inputs: Any, strategy: Any) -> Any:
+        """Moves arrays to where a model under `strategy` can be called on them."""
+        ...
+
     def bring_home(self, model: Any) -> None:
         """Moves variables that a strategy spread back to one device."""
         ...
@@ -60,7 +64,12 @@ class Engine(Protocol):
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]: ...
 
     def batches(
-        self, batches: Iterable[Any], strategy: Any, *, may_be_reused: bool
+        self,
+        batches: Iterable[Any],
+        strategy: Any,
+        *,
+        may_be_reused: bool,
+        must_be_even: bool = False,
     ) -> Iterator[Any]:
         """Puts batches where the step wants them, ahead of the step."""
         ...

@@ -65,10 +65,56 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
 def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _during_call(_binding_target(self)):
+        target = _binding_target(self)
+        with _during_call(target):
+            try:
+                return original(self, *args, **kwargs)
+            except ValueError as error:
+                if type(error).__name__ != "IndivisibleError":
+                    raise
+                raise errors.IndivisibleBatchError(target, error) from error
+
+    return call
+
+
+def _move(model: Any, target: Any) -> None:
+    """Puts a model's variables where what governs it keeps them."""
+    if keras.config.backend() not in _engine.BACKENDS:
+        return
+    if isinstance(target, Strategy):
+        _engine.load().place_model(model, target)
+    elif target is not None:
+        _engine.load().lay_out(model, target)
+    elif keras.distribution.distribution() is None:
+        _engine.load().bring_home(model)
+
+
+def _eager_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`model(x)` outside of a step: variables and inputs must share devices."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        from keras.src import backend
+
+        binding = _context.binding_of(self)
+        strategy = binding.distribution if binding is not None else None
+        inside = backend.in_stateless_scope() or _context.is_in_eager_call()
+        if inside or not isinstance(strategy, Strategy):
+            return original(self, *args, **kwargs)
+        engine = _engine.load()
+        engine.place_model(self, strategy)
+        args, kwargs = engine.place_inputs((args, kwargs), strategy)
+        with _context.eager_call(self):
             return original(self, *args, **kwargs)
 
     return call
+
+
+def _mark(function: Any) -> None:
+    """Tells a function that Keras made from one of the user's own."""
+    if function is not None and not hasattr(function, "strategy"):
+        with contextlib.suppress(AttributeError):
+            function.strategy = None
 
 
 def _make_function(kind: str) -> Callable[[Any], Any]:
@@ -79,22 +125,20 @@ def _make_function(kind: str) -> Callable[[Any], Any]:
         def make(self: Any, force: bool = False) -> Any:
             target = _binding_target(self)
             existing = getattr(self, attribute, None)
-            owner = getattr(existing, "strategy", None)
-            if isinstance(target, Strategy):
-                engine = _engine.load()
-                engine.place_model(self, target)
-                if force or owner is not target:
-                    function = getattr(engine, attribute)(self, target)
-                    setattr(self, attribute, function)
-                return None
-            if owner is not None:
+            _move(self, target)
+            if existing is not None and not hasattr(existing, "strategy"):
+                return original(self, force)  # the user's own: Keras keeps it
+            strategy = target if isinstance(target, Strategy) else None
+            if existing is not None and existing.strategy is not strategy:
                 setattr(self, attribute, None)
-            if keras.config.backend() in _engine.BACKENDS:
-                if target is not None:
-                    _engine.load().lay_out(self, target)
-                elif keras.distribution.distribution() is None:
-                    _engine.load().bring_home(self)
-            return original(self, force)
+            if strategy is None:
+                result = original(self, force)
+                _mark(getattr(self, attribute, None))
+                return result
+            if force or getattr(self, attribute, None) is None:
+                function = getattr(_engine.load(), attribute)(self, strategy)
+                setattr(self, attribute, function)
+            return None
 
         return make
 
@@ -114,6 +158,7 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
         if wrapper is not None:
             self.optimizer = _outermost(wrapper, self.optimizer)
         _context.bind(self, _context.Binding(target, options))
+        _move(self, target)
         return result
 
     new = inspect.Parameter(
@@ -286,6 +331,7 @@ def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     from keras.src.backend.jax import trainer
 
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
+        (keras.Model, "__call__", _eager_call, "`model(x)` on arrays elsewhere"),
         (trainer.JAXEpochIterator, "_get_iterator", _get_iterator, "placing batches"),
         (trainer, "_distribute_data", _distribute_data, "no batch whole on a device"),
     ]
@@ -391,13 +437,22 @@ def install() -> None:
     _context.provide_internals(_Internals())
     for owner, name, wrap, _ in _wrapped_names():
         original = inspect.getattr_static(owner, name)
-        _originals.append((owner, name, original))
+        is_own = not inspect.isclass(owner) or name in vars(owner)
+        _originals.append((owner, name, original if is_own else None))
         setattr(owner, name, wrap(original))
 
 
 def uninstall() -> None:
     """Puts Keras' own names back; bound models train as plain Keras does."""
+    for model, binding in _context.bindings():
+        if isinstance(binding.distribution, Strategy):
+            for name in ("train_function", "test_function", "predict_function"):
+                setattr(model, name, None)
+            _move(model, None)
     while _originals:
         owner, name, original = _originals.pop()
-        setattr(owner, name, original)
+        if original is None:  # it was inherited
+            delattr(owner, name)
+        else:
+            setattr(owner, name, original)
     _context.provide_internals(None)

@@ -182,6 +182,39 @@ class PerReplicaValueError(KerasMirrorError, ValueError):
         super().__init__(f"`strategy.{method}` cannot use this value: {detail}")
 
 
+class RunArgumentError(KerasMirrorError, TypeError):
+    """A custom-loop call with arguments of the wrong kind, or in a wrong place."""
+
+    def __init__(self, rule: str, value: object):
+        super().__init__(f"{rule} Received: {value!r} of type {type(value).__name__}.")
+
+
+class UnevenBatchError(KerasMirrorError, ValueError):
+    """A custom loop got a batch that the replicas do not divide."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], num_replicas: int):
+        super().__init__(
+            "In a loop of your own each replica runs the same program on equally many "
+            "rows, so all arrays of a batch must have one number of rows, a multiple "
+            f"of the replicas. Received: arrays of shapes {list(shapes)} for "
+            f"{num_replicas} replicas. Drop or pad the last batch (for example "
+            "dataset.batch(n, drop_remainder=True)); `fit` takes any batch."
+        )
+
+
+class IndivisibleBatchError(KerasMirrorError, ValueError):
+    """`keras.distribution` got a batch that its devices do not divide."""
+
+    def __init__(self, distribution: object, cause: object):
+        shown = distribution or "the current keras.distribution"
+        first = str(cause).strip().splitlines()[0]
+        super().__init__(
+            "Under `keras.distribution` the devices must divide every batch. "
+            f"Received: {shown!r} and a batch for which {first} Choose another "
+            'batch_size, or distribution="mirrored", which takes any batch.'
+        )
+
+
 class UntestedKerasWarning(UserWarning):
     """Keras has a version that keras_mirror has not been tested with."""
 

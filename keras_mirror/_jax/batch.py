@@ -6,9 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.experimental import sparse
 from jax.sharding import Mesh
 
+from keras_mirror import errors
 from keras_mirror._jax.mesh import by_rows, replicated
 
 
@@ -27,31 +29,23 @@ class PlacedBatch:
     is_even: bool
 
 
-def _is_dense(leaf: Any) -> bool:
-    return not isinstance(leaf, sparse.JAXSparse)
+def _is_sparse(leaf: Any) -> bool:
+    return isinstance(leaf, sparse.JAXSparse)
 
 
-def _as_array(leaf: Any) -> Any:
-    if isinstance(leaf, (jax.Array, np.ndarray)) or not _is_dense(leaf):
-        return leaf
-    return np.asarray(leaf)
+def _flatten(data: Any) -> tuple[list[Any], Any]:
+    """The arrays of a batch, sparse ones whole, and its structure."""
+    leaves, structure = jax.tree.flatten(data, is_leaf=_is_sparse)
+    known = (jax.Array, np.ndarray, sparse.JAXSparse)
+    return [x if isinstance(x, known) else np.asarray(x) for x in leaves], structure
 
 
-def _leaves(data: Any) -> list[Any]:
-    return jax.tree.leaves(data, is_leaf=lambda leaf: not _is_dense(leaf))
-
-
-def common_rows(data: Any) -> int | None:
+def _common_rows(leaves: list[Any]) -> int | None:
     """The number of rows that all arrays of a batch share, or None."""
-    leaves = _leaves(data)
-    if not leaves or any(not _is_dense(x) or np.ndim(x) < 1 for x in leaves):
+    if not leaves or any(_is_sparse(x) or x.ndim < 1 for x in leaves):
         return None
-    rows = {x.shape[0] for x in leaves}
-    return rows.pop() if len(rows) == 1 else None
-
-
-def _put(data: Any, sharding: Any) -> Any:
-    return jax.device_put(data, sharding)
+    rows = leaves[0].shape[0]
+    return rows if all(x.shape[0] == rows for x in leaves) else None
 
 
 def _pad(leaf: Any, padded_rows: int) -> Any:
@@ -61,11 +55,24 @@ def _pad(leaf: Any, padded_rows: int) -> Any:
     return np.take(np.asarray(leaf), np.arange(padded_rows) % rows, axis=0)
 
 
+def _own(leaf: Any) -> Any:
+    """A copy that nobody else will write to.
+
+    `device_put` reads the buffer later, or on CPU for ever: a generator that fills
+    one buffer again and again would change batches under the step.
+    """
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def _put_irregular(leaf: Any, mesh: Mesh) -> Any:
-    if isinstance(leaf, np.ndarray):
-        leaf = leaf.copy()  # its owner may fill it again; see `_place_ahead`
-    divisible = _is_dense(leaf) and np.ndim(leaf) and leaf.shape[0] % mesh.size == 0
-    return _put(leaf, by_rows(mesh) if divisible else replicated(mesh))
+    divisible = not _is_sparse(leaf) and leaf.ndim and leaf.shape[0] % mesh.size == 0
+    sharding = by_rows(mesh) if divisible else replicated(mesh)
+    return jax.device_put(_own(leaf), sharding)
+
+
+def _is_placed(leaves: list[Any], mesh: Mesh) -> bool:
+    rows = by_rows(mesh)
+    return all(isinstance(x, jax.Array) and x.sharding == rows for x in leaves)
 
 
 def place(data: Any, mesh: Mesh) -> PlacedBatch:
@@ -80,20 +87,18 @@ def place(data: Any, mesh: Mesh) -> PlacedBatch:
         by repeating rows, to be sliced off inside the step. Arrays that share no
         common number of rows, and sparse ones, are laid out one by one.
     """
-    data = jax.tree.map(_as_array, data, is_leaf=lambda x: not _is_dense(x))
-    rows = common_rows(data)
-    if rows is None or rows == 0:
-        placed = jax.tree.map(
-            lambda leaf: _put_irregular(leaf, mesh),
-            data,
-            is_leaf=lambda x: not _is_dense(x),
-        )
-        return PlacedBatch(placed, None, False)
+    leaves, structure = _flatten(data)
+    rows = _common_rows(leaves)
+    if not rows:
+        placed = [_put_irregular(leaf, mesh) for leaf in leaves]
+        return PlacedBatch(structure.unflatten(placed), None, False)
     if rows % mesh.size == 0:
-        return PlacedBatch(_put(data, by_rows(mesh)), None, True)
+        if not _is_placed(leaves, mesh):
+            leaves = jax.device_put(leaves, by_rows(mesh))
+        return PlacedBatch(structure.unflatten(leaves), None, True)
     padded = -(-rows // mesh.size) * mesh.size
-    data = jax.tree.map(lambda leaf: _pad(leaf, padded), data)
-    return PlacedBatch(_put(data, by_rows(mesh)), rows, False)
+    leaves = jax.device_put([_pad(x, padded) for x in leaves], by_rows(mesh))
+    return PlacedBatch(structure.unflatten(leaves), rows, False)
 
 
 def _place_ahead(data: Any, mesh: Mesh, may_be_reused: bool) -> Any:
@@ -101,28 +106,62 @@ def _place_ahead(data: Any, mesh: Mesh, may_be_reused: bool) -> Any:
 
     A padded batch would show Keras a wrong number of rows; the step pads it.
     """
-    data = jax.tree.map(_as_array, data, is_leaf=lambda x: not _is_dense(x))
-    rows = common_rows(data)
-    if not rows or rows % mesh.size:
-        return data
+    leaves, structure = _flatten(data)
+    rows = _common_rows(leaves)
     if may_be_reused:
-        # `device_put` reads the buffer later, or on CPU for ever: a generator that
-        # fills one buffer again and again would change batches under the step.
-        data = jax.tree.map(
-            lambda x: x.copy() if isinstance(x, np.ndarray) else x, data
-        )
-    return _put(data, by_rows(mesh))
+        leaves = [_own(leaf) for leaf in leaves]
+    if rows and rows % mesh.size == 0:
+        leaves = jax.device_put(leaves, by_rows(mesh))
+    return structure.unflatten(leaves)
 
 
-def batches(source: Iterable[Any], mesh: Mesh, *, may_be_reused: bool) -> Iterator[Any]:
+def place_inputs(inputs: Any, mesh: Mesh) -> Any:
+    """Copies to the mesh what lies on other devices; nests of any leaves."""
+    devices = set(mesh.devices.flat)
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+            return leaf
+        if leaf.sharding.device_set == devices:
+            return leaf
+        return jax.device_put(leaf, replicated(mesh))
+
+    return jax.tree.map(move, inputs)
+
+
+def _check_even(data: Any, mesh: Mesh) -> None:
+    leaves, _ = _flatten(data)
+    rows = _common_rows(leaves)
+    if leaves and (not rows or rows % mesh.size):
+        raise errors.UnevenBatchError([x.shape for x in leaves], mesh.size)
+
+
+def batches(
+    source: Iterable[Any],
+    mesh: Mesh,
+    *,
+    may_be_reused: bool,
+    must_be_even: bool = False,
+) -> Iterator[Any]:
     """Yields batches of `source`, placed one batch ahead of the step.
 
     On CPU there is nothing to overlap, and no batch is asked for before its turn
     (as Keras itself does it).
+
+    Args:
+        source: Batches: nests of arrays, first axis the global batch.
+        mesh: The strategy's mesh.
+        may_be_reused: Whether the source may write to a batch it has handed out.
+        must_be_even: Whether a batch that the replicas do not divide is an error.
+
+    Raises:
+        UnevenBatchError: Where `must_be_even` says so.
     """
     ahead: list[Any] = []
     depth = 0 if jax.default_backend() == "cpu" else 1
     for data in source:
+        if must_be_even:
+            _check_even(data, mesh)
         ahead.append(_place_ahead(data, mesh, may_be_reused))
         if len(ahead) > depth:
             yield ahead.pop(0)

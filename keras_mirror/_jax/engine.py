@@ -42,6 +42,9 @@ class JaxEngine:
     def place_model(self, model: Any, strategy: Any) -> None:
         state.spread(state.model_variables(model), mesh.replicated(strategy.mesh))
 
+    def place_inputs(self, inputs: Any, strategy: Any) -> Any:
+        return batch.place_inputs(inputs, strategy.mesh)
+
     def bring_home(self, model: Any) -> None:
         state.bring_home(state.model_variables(model))
 
@@ -63,9 +66,19 @@ class JaxEngine:
         return steps.over_iterator(step, model.steps_per_execution, _concatenated)
 
     def batches(
-        self, batches: Iterable[Any], strategy: Any, *, may_be_reused: bool
+        self,
+        batches: Iterable[Any],
+        strategy: Any,
+        *,
+        may_be_reused: bool,
+        must_be_even: bool = False,
     ) -> Iterator[Any]:
-        return batch.batches(batches, strategy.mesh, may_be_reused=may_be_reused)
+        return batch.batches(
+            batches,
+            strategy.mesh,
+            may_be_reused=may_be_reused,
+            must_be_even=must_be_even,
+        )
 
     def run(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any:
         return run.run(strategy.mesh, fn, args, kwargs)

@@ -36,7 +36,7 @@ def train_step(
             else _context.internals().reducing_optimizers(model, scaled)
         )
         with summing:
-            return model.train_step(tuple(state), real_rows(data, rows))
+            return model.train_step(state, real_rows(data, rows))
 
     return step
 
@@ -45,7 +45,7 @@ def test_step(model: Any) -> Callable[[Any, Any, int | None], Any]:
     """The model's own test step."""
 
     def step(state: Any, data: Any, rows: int | None) -> Any:
-        return model.test_step(tuple(state), real_rows(data, rows))
+        return model.test_step(state, real_rows(data, rows))
 
     return step
 

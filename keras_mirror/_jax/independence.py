@@ -135,11 +135,12 @@ def _check(model: Any, state: Any, data: Any, num_replicas: int) -> None:
     if len(outvars) != len(traces[1].jaxpr.outvars):
         raise RowsMix("the program depends on the batch size")
     places = jax.tree.unflatten(jax.tree.structure(shapes), range(len(found)))
-    _check_results(model, places, found)
+    _check_results(places, found)
+    _check_state(model, places["state"], traces[0].jaxpr, found)
     _check_metrics(model, places["metrics"], traces[0].jaxpr, found)
 
 
-def _check_results(model: Any, places: Any, found: list[Label | None]) -> None:
+def _check_results(places: Any, found: list[Label | None]) -> None:
     for place in jax.tree.leaves(places["rows"]):
         label = found[place]
         if label is None or (label.axis, label.outer) != (0, 1):
@@ -149,14 +150,23 @@ def _check_results(model: Any, places: Any, found: list[Label | None]) -> None:
         label = found[place]
         if label is not None and (label.axis, label.outer) != (0, 1):
             raise RowsMix("a gradient is not a sum over the rows of the batch")
-    for variable, place in zip(
-        model.non_trainable_variables, places["state"], strict=True
-    ):
-        if found[place] not in ((SEED, None) if is_seed(variable) else (None,)):
-            raise RowsMix("a variable changes with the batch")
     for place in jax.tree.leaves(places["losses"]):
         if found[place] not in (None, LOSS):
             raise RowsMix("the loss depends on the size of the batch")
+
+
+def _is_unchanged(place: int, jaxpr: Any) -> bool:
+    return any(jaxpr.outvars[place] is variable for variable in jaxpr.invars)
+
+
+def _check_state(
+    model: Any, places: list[int], jaxpr: Any, found: list[Label | None]
+) -> None:
+    for variable, place in zip(model.non_trainable_variables, places, strict=True):
+        if found[place] not in ((SEED, None) if is_seed(variable) else (None,)):
+            raise RowsMix("a variable changes with the batch")
+        if variable.aggregation == "sum" and not _is_unchanged(place, jaxpr):
+            raise RowsMix("a variable counts steps, and replicas' counts add up")
 
 
 def _check_metrics(
@@ -166,13 +176,11 @@ def _check_metrics(
     # metric that the forward pass touches may keep anything, a maximum say.
     compile_loss = getattr(model, "_compile_loss", None)
     trackers = {id(v) for v in getattr(compile_loss, "variables", [])}
-    inputs = set(map(id, jaxpr.invars))
     for variable, place in zip(model.metrics_variables, places, strict=True):
         label = found[place]
         if label is not None and label.axis >= 0:
             raise RowsMix("a metric keeps one value per row of the batch")
-        unchanged = id(jaxpr.outvars[place]) in inputs
-        if id(variable) not in trackers and not unchanged:
+        if id(variable) not in trackers and not _is_unchanged(place, jaxpr):
             raise RowsMix("a layer updates a metric during the forward pass")
 
 

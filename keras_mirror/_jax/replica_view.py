@@ -104,8 +104,16 @@ def _region_one(
     replica = _Replica(num_replicas)
     variables = model.non_trainable_variables
     entered = replica.enter_seeds(variables, non_trainable)
+
+    def share_of_loss(*args: Any, **kwargs: Any) -> Any:
+        # What this replica's rows contribute to the whole batch's loss: gradients
+        # then add up, and inside a replica they are as large as on one device
+        # (where float16 overflows, and what a user clips, depends on that).
+        loss, aux = model.compute_loss_and_updates(*args, **kwargs)
+        return loss / num_replicas, aux
+
     with _context.replica(replica.context()), _context.hooks(replica.hooks()):
-        gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+        gradient = jax.value_and_grad(share_of_loss, has_aux=True)
         (_, aux), grads = gradient(
             trainable,
             entered,
@@ -122,10 +130,11 @@ def _region_one(
     reduced.means["loss"] = loss
     reduced.add("state", variables, non_trainable, left)
     reduced.add("metrics", model.metrics_variables, metrics, new_metrics)
-    overwritten, rest = _split_gradients(model, grads)
-    (reduced.means if reduction == "mean" else reduced.sums)["grads"] = rest
+    overwritten, reduced.sums["grads"] = _split_gradients(model, grads)
     reduced.run()
-    rest = (reduced.means if reduction == "mean" else reduced.sums)["grads"]
+    rest = reduced.sums["grads"]
+    if reduction == "sum":
+        rest = [None if grad is None else grad * num_replicas for grad in rest]
     return (
         _join_gradients(rest, overwritten),
         reduced.means["loss"],
@@ -137,8 +146,9 @@ def _region_one(
 
 def _split_gradients(model: Any, grads: list[Any]) -> tuple[dict[int, Any], list[Any]]:
     """Takes out what carries values rather than gradients (float8 scales)."""
+    count = jax.lax.axis_size(AXIS)  # undoes the share of the loss
     overwritten = {
-        i: jax.lax.pmax(grads[i], AXIS)
+        i: jax.lax.pmax(grads[i], AXIS) * count
         for i, variable in enumerate(model.trainable_variables)
         if variable.overwrite_with_gradient
     }

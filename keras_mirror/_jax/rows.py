@@ -131,7 +131,10 @@ class Equation:
         if LOSS in self.labels:
             twice = self.name == "mul" and self.labels.count(LOSS) > 1
             below = self.name == "div" and self.labels[1] == LOSS
-            if self.name not in _LINEAR or twice or below:
+            whole = self.name == "convert_element_type" and not jnp.issubdtype(
+                self.params["new_dtype"], jnp.floating
+            )
+            if self.name not in _LINEAR or twice or below or whole:
                 raise RowsMix(f"a reduced loss goes through `{self.name}`")
         for label in (SIZE, LOSS, SEED):
             if label in self.labels:

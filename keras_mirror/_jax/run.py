@@ -6,15 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context, errors
+from keras_mirror._jax import random
+from keras_mirror._jax.collectives import combine, is_float, sum_and_mean
 from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.mesh import AXIS
 
 
-@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PerReplica:
     """One value per replica.
@@ -34,8 +36,49 @@ class PerReplica:
         return f"PerReplica({list(self.values)!r})"
 
 
-def _is_per_replica(value: Any) -> bool:
-    return isinstance(value, PerReplica)
+class _Recording(keras.StatelessScope):
+    """Collects what the code of one replica assigns to Keras variables.
+
+    Values assigned inside a traced program are not values outside of it; they
+    leave it as results, put together as in a step's replica view.
+    """
+
+    def __init__(self, replica_id: jax.Array):
+        super().__init__()
+        self._replica_id = replica_id
+        self.updates: dict[int, tuple[Any, jax.Array]] = {}
+
+    def add_update(self, update: tuple[Any, jax.Array]) -> None:
+        super().add_update(update)
+        self.updates[id(update[0])] = update
+
+    def get_current_value(self, variable: Any) -> Any:
+        found = super().get_current_value(variable)
+        if found is None and random.is_seed(variable):
+            return random.fold_in(variable._value, self._replica_id)
+        return found
+
+    def merged(self, num_replicas: int) -> list[jax.Array]:
+        """The new values of the assigned variables, equal on all replicas."""
+        means: dict[str, Any] = {}
+        sums: dict[str, Any] = {}
+        for i, (variable, new) in enumerate(self.updates.values()):
+            if random.is_seed(variable):
+                means[str(i)] = random.fold_out(new, self._replica_id)
+                continue
+            how, value = combine(
+                new, variable._value, variable.aggregation, self._replica_id
+            )
+            (means if how == "mean" else sums)[str(i)] = value
+        seeds = {k: means.pop(k) for k in list(means) if not is_float(means[k])}
+        sums, means = sum_and_mean(sums, means, AXIS, num_replicas)
+        values = {**seeds, **sums, **means}
+        return [
+            values[str(i)] + variable._value
+            if variable.aggregation == "sum" and str(i) in sums
+            else values[str(i)]
+            for i, (variable, _) in enumerate(self.updates.values())
+        ]
 
 
 def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
@@ -48,70 +91,102 @@ def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
     )
 
 
+def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[Any]]:
+    """Arrays among the arguments, how each is divided, and where they stand."""
+    arrays, specs, places = [], [], []
+    for place, leaf in enumerate(leaves):
+        own = isinstance(leaf, PerReplica)
+        if own or hasattr(leaf, "dtype"):
+            arrays.append(leaf.stacked if own else leaf)
+            specs.append(P(AXIS) if own or _is_by_rows(leaf, mesh) else P())
+            places.append(place)
+    return arrays, specs, places
+
+
+def _as_result(leaf: Any) -> jax.Array:
+    if not hasattr(leaf, "dtype") and not isinstance(leaf, (int, float, complex)):
+        raise errors.PerReplicaValueError(
+            "run",
+            "the function must return arrays, numbers or nests of them. Received: "
+            f"{leaf!r} of type {type(leaf).__name__}.",
+        )
+    return jnp.asarray(leaf)[None]
+
+
 def run(
     mesh: Mesh, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Calls `fn` once per replica; see `Strategy.run`."""
-    leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=_is_per_replica)
-    arrays, specs, traced = [], [], []
-    for leaf in leaves:
-        is_array = _is_per_replica(leaf) or hasattr(leaf, "dtype")
-        traced.append(is_array)
-        if not is_array:
-            continue
-        whole = not _is_per_replica(leaf) and not _is_by_rows(leaf, mesh)
-        arrays.append(leaf)
-        specs.append(P() if whole else P(AXIS))
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    arrays, specs, places = _split(leaves, mesh)
+    assigned: list[Any] = []
 
     def local(*parts: Any) -> Any:
-        given = iter(parts)
-        own = [
-            next(given) if is_array else leaf
-            for leaf, is_array in zip(leaves, traced, strict=True)
-        ]
-        own = [x.stacked[0] if _is_per_replica(x) else x for x in own]
-        own_args, own_kwargs = jax.tree.unflatten(structure, own)
+        own = list(leaves)
+        for place, part in zip(places, parts, strict=True):
+            own[place] = part[0] if isinstance(leaves[place], PerReplica) else part
+        own_args, own_kwargs = structure.unflatten(own)
         here = _context.ReplicaContext(jax.lax.axis_index(AXIS), mesh.size, AXIS)
-        with _context.replica(here):
+        with _context.replica(here), _Recording(here.replica_id) as recording:
             result = fn(*own_args, **own_kwargs)
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
+        assigned[:] = [variable for variable, _ in recording.updates.values()]
+        return jax.tree.map(_as_result, result), recording.merged(mesh.size)
 
     mapped = shard_map(
-        local, mesh=mesh, in_specs=tuple(specs), out_specs=P(AXIS), check_vma=False
+        local,
+        mesh=mesh,
+        in_specs=tuple(specs),
+        out_specs=(P(AXIS), P()),
+        check_vma=False,
     )
-    return jax.tree.map(PerReplica, jax.jit(mapped)(*arrays))
+    result, values = jax.jit(mapped)(*arrays)
+    for variable, value in zip(assigned, values, strict=True):
+        variable.assign(value)
+    return jax.tree.map(PerReplica, result)
 
 
 def _each(method: str, function: Callable[[jax.Array], Any], value: Any) -> Any:
     def apply(leaf: Any) -> Any:
-        if not _is_per_replica(leaf):
+        if not isinstance(leaf, PerReplica):
             raise errors.PerReplicaValueError(
                 method,
                 "it takes what `strategy.run` returned (a PerReplica, or a nest of "
-                f"them). Received: {leaf!r} of type {type(leaf).__name__}.",
+                f"them). Received: a value of type {type(leaf).__name__}.",
             )
         return function(leaf.stacked)
 
-    return jax.tree.map(apply, value, is_leaf=_is_per_replica)
+    return jax.tree.map(apply, value)
+
+
+def _check_axis(method: str, axis: int, stacked: jax.Array) -> int:
+    """The axis of one replica's value as one of the stacked array."""
+    rank = stacked.ndim - 1
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise errors.PerReplicaValueError(
+            method,
+            f"`axis` must be one of a value of shape {stacked.shape[1:]} on each "
+            f"replica. Received: axis={axis!r}.",
+        )
+    return axis % rank + 1
 
 
 def reduce(op: str, value: Any, axis: int | None) -> Any:
     """Sums or averages over replicas; see `Strategy.reduce`."""
-    axes = (0,) if axis is None else (0, axis + 1 if axis >= 0 else axis)
     function = jnp.sum if op == "sum" else jnp.mean
-    return _each("reduce", lambda stacked: function(stacked, axis=axes), value)
+
+    def apply(stacked: jax.Array) -> jax.Array:
+        if axis is None:
+            return function(stacked, axis=0)
+        return function(stacked, axis=(0, _check_axis("reduce", axis, stacked)))
+
+    return _each("reduce", apply, value)
 
 
 def gather(value: Any, axis: int) -> Any:
     """Concatenates over replicas; see `Strategy.gather`."""
 
     def join(stacked: jax.Array) -> jax.Array:
-        if stacked.ndim < 2:
-            raise errors.PerReplicaValueError(
-                "gather",
-                "a scalar per replica has no axis to concatenate along. Received: "
-                f"values of shape {stacked.shape[1:]}. Use strategy.reduce.",
-            )
-        return jnp.concatenate(list(stacked), axis=axis)
+        place = _check_axis("gather", axis, stacked)
+        return jnp.concatenate(list(stacked), axis=place - 1)
 
     return _each("gather", join, value)

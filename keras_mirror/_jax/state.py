@@ -1,6 +1,6 @@
 """Where variables and step state live: moving them onto a mesh and back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -9,19 +9,59 @@ from jax.sharding import NamedSharding
 from keras_mirror._jax.mesh import AXIS
 
 
-class PlacedState(tuple):
+class Part(Sequence[jax.Array]):
+    """One part of a step's state: the values of some variables, in order.
+
+    Keras keeps the parts as an attribute of the model while it trains. It wraps a
+    list that it is given so, element by element and at every step; this it takes
+    as it is.
+    """
+
+    def __init__(self, values: list[jax.Array]):
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values[index]
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self.values)
+
+
+class PlacedState(tuple[Part, ...]):
     """A step's state whose arrays are known to lie where the step wants them.
 
     Keras passes the state of one step on to the next as it came; the type spares
-    looking at each array again. It holds no arrays of its own.
+    looking at each array again.
     """
+
+    def lists(self) -> tuple[list[jax.Array], ...]:
+        """The values as the compiled step takes them."""
+        return tuple(part.values for part in self)
+
+
+def placed(state: Any) -> PlacedState:
+    """Marks the state that a step has returned."""
+    return PlacedState(Part(list(part)) for part in state)
 
 
 def place_state(state: Any, sharding: NamedSharding) -> PlacedState:
     """The state with every array laid out as `sharding` says."""
     if isinstance(state, PlacedState):
         return state
-    return PlacedState(jax.device_put(list(part), sharding) for part in state)
+    return placed(_laid_out(list(part), sharding) for part in state)
+
+
+def _laid_out(values: list[Any], sharding: NamedSharding) -> list[jax.Array]:
+    """`values`, those that lie elsewhere moved."""
+    away = [i for i, value in enumerate(values) if value.sharding != sharding]
+    if away:
+        moved = jax.device_put([values[i] for i in away], sharding)
+        for i, value in zip(away, moved, strict=True):
+            values[i] = value
+    return values
 
 
 def model_variables(model: Any) -> list[Any]:

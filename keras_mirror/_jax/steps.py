@@ -12,7 +12,7 @@ from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import PlacedBatch, place
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import replicated
-from keras_mirror._jax.state import PlacedState, place_state
+from keras_mirror._jax.state import PlacedState, place_state, placed
 
 # On CPU devices one pool of threads both starts and runs programs. With 32 steps
 # in flight the starting of the next can hold the thread that a collective of an
@@ -58,8 +58,8 @@ class StepFunction:
     def _out_shardings(self) -> Any:
         return (replicated(self._mesh), replicated(self._mesh))
 
-    def _call(self, state: Any, batch: PlacedBatch) -> Any:
-        return self._global(tuple(state), batch.data, batch.rows)
+    def _call(self, state: PlacedState, batch: PlacedBatch) -> Any:
+        return self._global(state.lists(), batch.data, batch.rows)
 
     def __call__(self, state: Any, data: Any) -> Any:
         """Runs one step; a failed one leaves the model with the state it had."""
@@ -74,7 +74,7 @@ class StepFunction:
             _give_back(self._model, state)
             raise
         self._wait_for_earlier_steps(outputs)
-        return outputs, PlacedState(list(part) for part in new_state)
+        return outputs, placed(new_state)
 
     def _wait_for_earlier_steps(self, outputs: Any) -> None:
         if self._in_flight is None:
@@ -167,9 +167,9 @@ class TrainFunction(StepFunction):
             return "BatchNormalization is synchronized"
         return why_rows_mix(self._model, state, batch.data, self._mesh.size)
 
-    def _call(self, state: Any, batch: PlacedBatch) -> Any:
+    def _call(self, state: PlacedState, batch: PlacedBatch) -> Any:
         if self.view(state, batch) == "replica":
-            return self.replica_jit(tuple(state), batch.data)
+            return self.replica_jit(state.lists(), batch.data)
         return super()._call(state, batch)
 
 

@@ -168,14 +168,30 @@ class Strategy(Distribution):
 
         Args:
             fn: A function of arrays. Inside, `keras_mirror.replica_context()`
-                names the replica and the axis; state goes in and out as values
-                (`model.stateless_call`, `optimizer.stateless_apply`).
+                names the replica and the axis. State goes in and out as values
+                (`model.stateless_call`, `optimizer.stateless_apply`). What it
+                assigns to Keras variables is put together by each variable's
+                `aggregation` (mean where it has none) and assigned afterwards.
             args: Positional arguments: nests of arrays, f32[...] and other dtypes.
             kwargs: Keyword arguments, likewise.
 
         Returns:
             What `fn` returned, each leaf a `PerReplica` with one value a replica.
+
+        Raises:
+            RunArgumentError: `fn` cannot be called, `args` is no tuple or list, or
+                `run` is called inside a replica.
         """
+        if not callable(fn):
+            raise errors.RunArgumentError("`fn` must be callable.", fn)
+        if not isinstance(args, (tuple, list)):
+            raise errors.RunArgumentError("`args` must be a tuple or list.", args)
+        if _context.replica_context() is not None:
+            raise errors.RunArgumentError(
+                "`run` must be called outside of a replica; inside one, call the "
+                "function itself.",
+                fn,
+            )
         return _engine.load().run(self, fn, tuple(args), dict(kwargs or {}))
 
     def reduce(self, reduce_op: str, value: Any, axis: int | None = None) -> Any:
@@ -215,11 +231,18 @@ class Strategy(Distribution):
 
         Args:
             dataset: An iterable of nests of arrays whose first axis is the global
-                batch. What the replicas do not divide comes whole to each.
+                batch, a multiple of the number of replicas: a loop of your own
+                runs the same program on equally many rows of each replica. (`fit`
+                takes any batch.)
 
         Returns:
             An iterable of the same batches as arrays of the backend.
+
+        Raises:
+            UnevenBatchError: When a batch comes that the replicas do not divide.
         """
+        if not isinstance(dataset, Iterable):
+            raise errors.RunArgumentError("`dataset` must be an iterable.", dataset)
         return _Distributed(dataset, self)
 
     def get_data_layout(self, data_shape: Sequence[int]) -> Any:
@@ -283,7 +306,9 @@ class _Distributed:
         self._strategy = strategy
 
     def __iter__(self) -> Iterator[Any]:
-        return _engine.load().batches(self._dataset, self._strategy, may_be_reused=True)
+        return _engine.load().batches(
+            self._dataset, self._strategy, may_be_reused=True, must_be_even=True
+        )
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -108,9 +108,7 @@ def test_own_shard_map_loop_matches_one_device(check_vma, axis_name):
     optimizer = km.DistributedOptimizer(sgd(), axis_name=axis_name)
     optimizer.build(model.trainable_variables)
     state = [v.value for v in optimizer.variables]
-    mesh = jax.make_mesh(
-        (4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
+    mesh = jax.make_mesh((4,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
 
     @jax.jit
     @functools.partial(
@@ -179,6 +177,25 @@ def test_all_replicas_skip_a_step_that_one_of_them_overflows():
             np.testing.assert_array_equal(replica, old)
 
 
+def test_overwritten_variables_take_the_largest_value_in_a_loop_of_ones_own():
+    scale = keras.Variable(np.zeros(3, "float32"))
+    scale.overwrite_with_gradient = True
+    weight = keras.Variable(np.zeros(3, "float32"))
+    optimizer = km.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([scale, weight])
+    state = [v.value for v in optimizer.variables]
+    values = [scale.value, weight.value]
+
+    @functools.partial(jax.pmap, axis_name="devices")
+    def step(grad):
+        return optimizer.stateless_apply(state, [grad, grad], values)[0]
+
+    grads = rng.normal(size=(4, 3)).astype("float32")
+    found = step(grads)
+    assert_same("scale", found[0][2], grads.max(axis=0))
+    assert_same("weight", found[1][2], -grads.mean(axis=0))
+
+
 def test_ambiguous_and_missing_axes_are_refused():
     optimizer = km.DistributedOptimizer(sgd())
     optimizer.build(mlp().trainable_variables)
@@ -191,9 +208,7 @@ def test_ambiguous_and_missing_axes_are_refused():
         def step(x):
             return which.reduce_gradients([x] * 4)[0]
 
-        return jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P())(
-            jnp.ones(3)
-        )
+        return jax.shard_map(step, mesh=mesh, in_specs=P(), out_specs=P())(jnp.ones(3))
 
     with pytest.raises(km.errors.ReplicaAxisError, match="'a', 'b'"):
         applied(optimizer)

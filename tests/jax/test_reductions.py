@@ -89,6 +89,76 @@ def test_loss_denominators_are_those_of_the_whole_batch(reduction):
     assert view(got.model, ids, targets, weights[:8]) == "replica"
 
 
+def test_metrics_see_the_masks_of_the_whole_batch():
+    lengths = np.tile([1, 1, 2, 2, 5, 5, 6, 6], 3)
+    ids = np.where(np.arange(6) < lengths[:, None], 3, 0).astype("int32")
+
+    def build():
+        return keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                keras.layers.Embedding(9, 4, mask_zero=True),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    weights = np.ones((ROWS, 6), "float32")
+    # Padding has targets far from what the model says: a lost mask shows.
+    targets = np.where(ids[..., None] == 0, 50.0, 0.1).astype("float32")
+    one, _ = check(
+        build,
+        lambda: {"optimizer": sgd(), "loss": "mse", "weighted_metrics": ["mae"]},
+        lambda model: train(model, ids, targets, sample_weight=weights),
+        strategy=replicas(),
+    )
+    assert max(one.result["history"]["mae"]) < 5
+
+
+class CountsSteps(keras.layers.Layer):
+    def build(self, shape):
+        self.steps = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, aggregation="sum"
+        )
+
+    def call(self, x):
+        self.steps.assign(self.steps + 1)
+        return x
+
+
+def test_a_counter_of_steps_counts_each_step_once():
+    check(
+        lambda: keras.Sequential(
+            [keras.Input((5,)), CountsSteps(), keras.layers.Dense(2)]
+        ),
+        lambda: {"optimizer": sgd(), "loss": "mse"},
+        train,
+    )
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jax.numpy.clip(g, -0.01, 0.01),))
+
+
+class Clips(keras.layers.Layer):
+    def call(self, x):
+        return clipped(x)
+
+
+def test_gradients_are_as_large_inside_a_replica_as_on_one_device():
+    check(
+        lambda: keras.Sequential(
+            [keras.Input((5,)), keras.layers.Dense(4), Clips(), keras.layers.Dense(2)]
+        ),
+        lambda: {"optimizer": sgd(), "loss": "mse"},
+        train,
+        strategy=replicas(),
+    )
+
+
 def test_regularizers_count_once():
     check(
         lambda: mlp(kernel_regularizer=keras.regularizers.L2(0.1)),
@@ -243,7 +313,7 @@ def test_custom_train_step_merges_state_and_seeds():
     model.fit(X[:8], Y[:8], batch_size=8, shuffle=False, verbose=0)
     parts = X[:8].reshape(4, 2, 5).sum(axis=(1, 2))
     assert_same("kept", model.keeps.kept, 1 + (0.5 - 1 + parts).sum())
-    after = np.asarray(model.dropout.seed_generator.state)
+    after = on_all_replicas(model.dropout.seed_generator.state)
     assert after[0] == before[0] and after[1] > before[1]
 
 
@@ -303,6 +373,15 @@ def _replica():
     return km.replica_context()
 
 
+def on_all_replicas(variable):
+    """The value, checked to be the same on each device."""
+    copies = [np.asarray(s.data) for s in variable.value.addressable_shards]
+    assert len(copies) == 4
+    for copy in copies[1:]:
+        np.testing.assert_array_equal(copy, copies[0])
+    return copies[0]
+
+
 def masks_seen(seed):
     keras.utils.set_random_seed(seed)
     model = Masks()
@@ -310,7 +389,7 @@ def masks_seen(seed):
     model.compile(keras.optimizers.SGD(0.0), "mse", distribution=replicas())
     ones = np.ones((8, 50), "float32")
     model.fit(ones, ones, batch_size=8, verbose=0)
-    return np.asarray(model.seen), np.asarray(model.dropout.seed_generator.state)
+    return np.asarray(model.seen), on_all_replicas(model.dropout.seed_generator.state)
 
 
 def test_dropout_masks_differ_between_replicas_and_repeat_under_a_seed():
@@ -352,7 +431,4 @@ def test_optimizer_slots_are_equal_on_all_replicas():
     model.compile(keras.optimizers.Adam(0.01), "mse", distribution=replicas())
     train(model)
     for variable in model.optimizer.variables + model.variables:
-        copies = [np.asarray(s.data) for s in variable.value.addressable_shards]
-        assert len(copies) == 4
-        for copy in copies[1:]:
-            np.testing.assert_array_equal(copy, copies[0])
+        on_all_replicas(variable)

@@ -228,6 +228,13 @@ def test_data_that_fails_in_a_step_leaves_the_weights():
     model.fit(X, Y, batch_size=4, verbose=0)
 
 
+def test_a_batch_that_keras_own_distribution_cannot_take_is_named():
+    model = compiled(distribution=data_parallel())
+    with pytest.raises(errors.IndivisibleBatchError, match="mirrored"):
+        model.fit(X, Y, batch_size=5, verbose=0)
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
 def test_an_untested_keras_is_named(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     with pytest.warns(errors.UntestedKerasWarning, match="3.99.0"):
@@ -247,6 +254,31 @@ def test_uninstalling_gives_keras_back():
     finally:
         _plugin.install()
     compiled(distribution="mirrored").fit(X, Y, verbose=0)
+
+
+def test_after_uninstalling_bound_models_train_as_plain_keras_does():
+    model = compiled(distribution="mirrored")
+    model.fit(X, Y, batch_size=5, verbose=0)
+    _plugin.uninstall()
+    try:
+        model.fit(X, Y, batch_size=5, verbose=0)
+        assert len(model.variables[0].value.sharding.device_set) == 1
+    finally:
+        _plugin.install()
+
+
+def test_a_train_function_of_ones_own_is_kept():
+    model = compiled(distribution="mirrored")
+    model.make_train_function()
+    made, called = model.train_function, []
+
+    def own(state, iterator):
+        called.append(1)
+        return made(state, iterator)
+
+    model.train_function = own
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert len(called) == 3
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])

@@ -79,30 +79,106 @@ def test_a_training_loop_matches_one_device():
     strategy = mirrored()
     trainable, state, step = prepare()
     for x in strategy.distribute_dataset([X, X + 1, X - 1]):
-        trainable, state = jax.tree.map(
-            lambda v: v.values[0],
-            strategy.run(step, (trainable, state, x)),
-            is_leaf=lambda v: hasattr(v, "stacked"),
-        )
+        found = strategy.run(step, (trainable, state, x))
+        trainable, state = jax.tree.map(lambda v: v.values[0], found)
     want, want_state, one = prepare()
     for x in (X, X + 1, X - 1):
         want, want_state = one(want, want_state, x)
     assert_same("weights", trainable, want)
 
 
-def test_batches_that_do_not_divide_reach_each_replica_whole():
+def test_a_batch_that_does_not_divide_is_refused():
     strategy = mirrored()
-    (x,) = list(strategy.distribute_dataset([X[:6]]))
-    found = strategy.run(lambda x: x.sum(), (x,))
-    assert [float(v) for v in found.values] == [X[:6].sum()] * 4
+    with pytest.raises(km.errors.UnevenBatchError, match=r"\(6, 3\).*4 replicas"):
+        list(strategy.distribute_dataset([X, X[:6]]))
+    with pytest.raises(km.errors.UnevenBatchError):
+        list(strategy.distribute_dataset([(X, X[:4])]))
 
 
-def test_wrong_arguments_are_refused():
+def test_assigned_variables_are_put_together():
+    strategy = mirrored()
+    (x,) = list(strategy.distribute_dataset([X]))
+    mean = keras.Variable(1.0)
+    total = keras.Variable(1.0, aggregation="sum")
+    count = keras.Variable(3, dtype="int32", aggregation="only_first_replica")
+    seed = keras.random.SeedGenerator(5)
+    before = np.asarray(seed.state)
+
+    def fn(x):
+        mean.assign(mean + jnp.sum(x))
+        total.assign_add(jnp.sum(x))
+        count.assign_add(1)
+        return keras.random.uniform((3,), seed=seed)
+
+    drawn = strategy.run(fn, (x,))
+    assert len({tuple(v.tolist()) for v in drawn.values}) == 4
+    assert_same("mean", mean, 1 + X.sum() / 4)
+    assert_same("total", total, 1 + X.sum())
+    assert_same("count", count, 4)
+    assert_same("seed", seed.state, before + [0, 1])
+
+
+def test_a_layer_with_state_and_dropout_can_be_called():
+    strategy = mirrored()
+    (x,) = list(strategy.distribute_dataset([X]))
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+        ]
+    )
+    strategy.run(lambda x: model(x, training=True), (x,))
+    moving = np.asarray(model.layers[0].moving_mean)
+    assert_same("moving mean", moving, 0.01 * X.mean(axis=0))
+
+
+WRONG = {
+    "reduction": (lambda s, v: s.reduce("max", v), km.errors.OptionValueError, "'max'"),
+    "plain value": (
+        lambda s, v: s.reduce("sum", 3.0),
+        km.errors.PerReplicaValueError,
+        "run",
+    ),
+    "no axis": (
+        lambda s, v: s.gather(v, axis=0),
+        km.errors.PerReplicaValueError,
+        "axis=0",
+    ),
+    "far axis": (
+        lambda s, v: s.reduce("sum", v, axis=5),
+        km.errors.PerReplicaValueError,
+        "axis=5",
+    ),
+    "no function": (lambda s, v: s.run(3), km.errors.RunArgumentError, "callable"),
+    "no tuple": (
+        lambda s, v: s.run(jnp.sum, jnp.ones(3)),
+        km.errors.RunArgumentError,
+        "tuple",
+    ),
+    "text": (
+        lambda s, v: s.run(lambda: "a"),
+        km.errors.PerReplicaValueError,
+        "'a' of type str",
+    ),
+    "nested": (
+        lambda s, v: s.run(lambda: s.run(lambda: 1.0)),
+        km.errors.RunArgumentError,
+        "outside of a replica",
+    ),
+    "no data": (
+        lambda s, v: s.distribute_dataset(3),
+        km.errors.RunArgumentError,
+        "iterable",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_refused(name):
+    call, error, text = WRONG[name]
     strategy = mirrored()
     scalars = strategy.run(lambda: jnp.float32(1))
-    with pytest.raises(km.errors.OptionValueError, match="'max'"):
-        strategy.reduce("max", scalars)
-    with pytest.raises(km.errors.PerReplicaValueError, match="run"):
-        strategy.reduce("sum", 3.0)
-    with pytest.raises(km.errors.PerReplicaValueError, match="scalar"):
-        strategy.gather(scalars, axis=0)
+    with pytest.raises(error, match=text) as caught:
+        call(strategy, scalars)
+    assert "Received" in str(caught.value)
