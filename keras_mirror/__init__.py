@@ -24,3 +24,17 @@ if not _is_command_line():
     from keras_mirror.strategies import set_strategy as set_strategy
 
     _plugin.install()
+
+
+def __getattr__(name: str) -> object:
+    planned = (
+        "MultiWorkerMirroredStrategy",
+        "ParameterServerStrategy",
+        "CentralStorageStrategy",
+    )
+    if name in planned:
+        raise AttributeError(
+            f"This version of keras_mirror ({__version__}) does not have {name} yet. "
+            "Available: MirroredStrategy, OneDeviceStrategy."
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

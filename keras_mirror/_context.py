@@ -69,14 +69,6 @@ class KerasInternals(Protocol):
     `_plugin` is the one file that may look for it and puts it here.
     """
 
-    def masks_of(self, y_pred: Any) -> list[Any]:
-        """The Keras mask of each leaf of `y_pred`, None where it has none."""
-        ...
-
-    def with_masks(self, y_pred: Any, masks: list[Any]) -> Any:
-        """`y_pred` with the masks put back that a program's end has dropped."""
-        ...
-
     def has_default_step(self, model: Any) -> bool:
         """Whether training runs Keras' own `train_step` and `compute_loss`."""
         ...

@@ -362,19 +362,6 @@ class _Internals:
         "_compute_loss",
     )
 
-    def masks_of(self, y_pred: Any) -> list[Any]:
-        from keras.src import backend, tree
-
-        return [backend.get_keras_mask(leaf) for leaf in tree.flatten(y_pred)]
-
-    def with_masks(self, y_pred: Any, masks: list[Any]) -> Any:
-        from keras.src import backend, tree
-
-        for leaf, mask in zip(tree.flatten(y_pred), masks, strict=True):
-            if mask is not None:
-                backend.set_keras_mask(leaf, mask)
-        return y_pred
-
     def has_default_step(self, model: Any) -> bool:
         from keras.src.backend.jax.trainer import JAXTrainer
 

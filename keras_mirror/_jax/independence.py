@@ -66,9 +66,8 @@ def _forward(
             optimizer_variables=optimizer,
         )
     unscaled_loss, y_pred, non_trainable, metrics = aux
-    masks = _context.internals().masks_of(y_pred)
     found = {
-        "rows": [y_pred, masks, recorder.values],
+        "rows": [y_pred, recorder.values],
         "losses": [loss, unscaled_loss],
     }
     return found, (list(non_trainable), list(metrics))

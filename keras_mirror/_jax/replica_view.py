@@ -138,7 +138,7 @@ def _region_one(
     return (
         _join_gradients(rest, overwritten),
         reduced.means["loss"],
-        (y_pred, _context.internals().masks_of(y_pred)),
+        y_pred,
         reduced.values("state", left),
         reduced.values("metrics", new_metrics),
     )
@@ -176,14 +176,13 @@ def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
             return _region_one(model, mesh.size, reduction, *parts)
 
         rows = P(AXIS)
-        grads, loss, predicted, non_trainable, metrics = shard_map(
+        grads, loss, y_pred, non_trainable, metrics = shard_map(
             region_one,
             mesh=mesh,
             in_specs=(P(), P(), P(), P(), rows),
             out_specs=(P(), P(), rows, P(), P()),
             check_vma=False,
         )(trainable, non_trainable, optimizer, metrics, (x, y, sample_weight))
-        y_pred = _context.internals().with_masks(*predicted)
         trainable, optimizer = model.optimizer.stateless_apply(
             optimizer, grads, trainable
         )

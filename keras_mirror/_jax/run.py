@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -119,6 +120,13 @@ def run(
     """Calls `fn` once per replica; see `Strategy.run`."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     arrays, specs, places = _split(leaves, mesh)
+    if any(isinstance(array, Tracer) for array in arrays):
+        raise errors.RunArgumentError(
+            "`run` must be called outside of `jax.jit`, where it can be seen which "
+            "arrays are divided by rows. Compile a `jax.shard_map` of your own "
+            "instead; DistributedOptimizer works in it.",
+            fn,
+        )
     assigned: list[Any] = []
 
     def local(*parts: Any) -> Any:

@@ -104,6 +104,8 @@ class TrainFunction(StepFunction):
         self._reduction = reduction
         self._replica: Any = None
         self._reasons: dict[Any, str | None] = {}
+        # How many batches were trained in each view.
+        self.views = collections.Counter[str]()
 
     @property
     def replica_jit(self) -> Any:
@@ -165,10 +167,13 @@ class TrainFunction(StepFunction):
         wants = getattr(self.strategy, "synchronize_batch_norm", False)
         if wants and internals.has_batch_norm(self._model):
             return "BatchNormalization is synchronized"
-        return why_rows_mix(self._model, state, batch.data, self._mesh.size)
+        parts = [list(part) for part in state]
+        return why_rows_mix(self._model, parts, batch.data, self._mesh.size)
 
     def _call(self, state: PlacedState, batch: PlacedBatch) -> Any:
-        if self.view(state, batch) == "replica":
+        view = self.view(state, batch)
+        self.views[view] += 1
+        if view == "replica":
             return self.replica_jit(state.lists(), batch.data)
         return super()._call(state, batch)
 

@@ -153,6 +153,34 @@ def test_an_accelerator_gets_the_next_batch_ahead_of_the_step(monkeypatch):
     assert len(list(ahead)) == 2
 
 
+def aligned(rows, columns):
+    """An array that JAX may take as it is, without a copy."""
+    memory = np.empty(rows * columns * 4 + 64, "uint8")
+    start = -memory.ctypes.data % 64
+    return memory[start : start + rows * columns * 4].view("float32").reshape(rows, -1)
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_a_source_may_fill_one_buffer_again_and_again(rows):
+    buffer = aligned(rows, 1024)
+
+    def source():
+        for i in range(4):
+            buffer[:] = i
+            yield (buffer,)
+
+    found = list(batch.batches(source(), mirrored().mesh, may_be_reused=True))
+    for i, (x,) in enumerate(found):
+        np.testing.assert_array_equal(np.asarray(x), np.full((rows, 1024), i))
+
+
+def test_fit_trains_even_batches_in_the_replica_view():
+    built = model()
+    built.fit(X, Y, batch_size=16, epochs=2, verbose=0)  # 16, 16 and a tail of 8
+    built.fit(X, Y, batch_size=15, verbose=0)  # 15, 15, 10
+    assert built.train_function.step.views == {"replica": 6, "global": 3}
+
+
 def test_on_cpu_no_batch_is_asked_for_before_its_turn():
     asked = []
 

@@ -166,6 +166,11 @@ WRONG = {
         km.errors.RunArgumentError,
         "outside of a replica",
     ),
+    "inside jit": (
+        lambda s, v: jax.jit(lambda x: s.run(jnp.sum, (x,)).stacked)(X),
+        km.errors.RunArgumentError,
+        "outside of `jax.jit`",
+    ),
     "no data": (
         lambda s, v: s.distribute_dataset(3),
         km.errors.RunArgumentError,

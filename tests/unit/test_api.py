@@ -46,6 +46,13 @@ def test_public_names():
     assert sorted(shown - modules | {"errors"}) == sorted(NAMES)
 
 
+def test_a_later_strategy_is_named_as_such():
+    with pytest.raises(AttributeError, match="does not have ParameterServerStrategy"):
+        _ = km.ParameterServerStrategy
+    with pytest.raises(AttributeError, match="no attribute 'Mirror'"):
+        _ = km.Mirror
+
+
 def test_strategy_members():
     for member in STRATEGY_MEMBERS:
         assert hasattr(km.Strategy, member), member
