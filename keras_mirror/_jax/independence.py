@@ -1,5 +1,6 @@
 """Whether a model's train step may run once per replica: the question to `rows`."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from keras_mirror._jax.random import is_seed
 from keras_mirror._jax.row_rules import make_walk
 from keras_mirror._jax.rows import LOSS, SEED, Label, RowsMix
 
+_log = logging.getLogger("keras_mirror")
 ROW = Label("rows", 0, 1)
 
 
@@ -115,28 +117,34 @@ def _labels(model: Any, state: Any, data: Any) -> list[Label | None]:
     return [None] * len(trainable) + seeds + rest + rows + [LOSS]
 
 
-def _check(model: Any, state: Any, data: Any, num_replicas: int) -> None:
-    """Raises RowsMix with the reason if the replica view would not be exact."""
+def _traces(
+    model: Any, state: Any, data: Any, sizes: tuple[int, int]
+) -> tuple[list[Any], Any]:
+    """The traced function at both batch sizes, and the structure of its results."""
     state = jax.tree.map(_spec, tuple(state))
     token = jax.ShapeDtypeStruct((), "float32")  # stands for each reduced loss
-    total = jax.tree.leaves(data)[0].shape[0]
-    sizes = (total // num_replicas, total)
-    traces, shapes = [], None
+    found, shapes = [], None
     for rows in sizes:
         batch = jax.tree.map(lambda leaf, rows=rows: _spec(leaf, rows), data)
         trace, shapes = jax.make_jaxpr(
             lambda *args: _traced(model, *args), return_shape=True
         )(state, batch, token)
-        traces.append(trace)
-    labels = _labels(model, state, data)
-    found = make_walk(sizes).closed(traces[0], traces[1], labels)
-    outvars = traces[0].jaxpr.outvars
-    if len(outvars) != len(traces[1].jaxpr.outvars):
+        found.append(trace)
+    return found, jax.tree.structure(shapes)
+
+
+def _check(
+    model: Any, labels: list[Label | None], traces: list[Any], structure: Any, rows: Any
+) -> None:
+    """Raises RowsMix with the reason if the replica view would not be exact."""
+    small, large = traces
+    found = make_walk(rows).closed(small, large, labels)
+    if len(small.jaxpr.outvars) != len(large.jaxpr.outvars):
         raise RowsMix("the program depends on the batch size")
-    places = jax.tree.unflatten(jax.tree.structure(shapes), range(len(found)))
+    places = structure.unflatten(range(len(found)))
     _check_results(places, found)
-    _check_state(model, places["state"], traces[0].jaxpr, found)
-    _check_metrics(model, places["metrics"], traces[0].jaxpr, found)
+    _check_state(model, places["state"], small.jaxpr, found)
+    _check_metrics(model, places["metrics"], small.jaxpr, found)
 
 
 def _check_results(places: Any, found: list[Label | None]) -> None:
@@ -192,12 +200,20 @@ def why_rows_mix(model: Any, state: Any, data: Any, num_replicas: int) -> str | 
         data: A batch, every array of it with the same number of rows.
         num_replicas: How many replicas divide those rows.
     """
+    total = jax.tree.leaves(data)[0].shape[0]
+    rows = (total // num_replicas, total)
     try:
-        _check(model, state, data, num_replicas)
-    except RowsMix as reason:
-        return str(reason)
+        traces, structure = _traces(model, state, data, rows)
     except Exception as error:  # noqa: BLE001
         # A user's code that cannot be traced at other batch sizes; if it cannot
         # be traced at all, the global view will say so.
         return f"the step cannot be traced at other batch sizes ({error})"
+    try:
+        _check(model, _labels(model, state, data), traces, structure, rows)
+    except RowsMix as reason:
+        return str(reason)
+    except Exception as error:  # noqa: BLE001
+        # Ours: the numbers stay right in the global view, so training goes on.
+        _log.warning("Looking for mixed rows failed; please report", exc_info=True)
+        return f"looking for mixed rows failed ({error!r})"
     return None

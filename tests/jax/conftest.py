@@ -1,7 +1,9 @@
 """Leaves Keras and keras_mirror as each test found them."""
 
 import gc
+import logging
 
+import jax
 import keras
 import pytest
 
@@ -10,6 +12,18 @@ import keras_mirror as km
 # What the imports made stays for good; without it each collection below is 50
 # times faster.
 gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def each_program_is_compiled_once(tmp_path_factory):
+    """Most of the time goes to compilation, and most tests share their programs.
+
+    The folder is this process's own: JAX does not write its entries atomically.
+    """
+    folder = tmp_path_factory.mktemp("compiled_programs")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True)
@@ -21,3 +35,17 @@ def clean_global_state():
     # Collects too: a model and its jitted steps are a reference cycle, and a run
     # of hundreds of tests would otherwise hold them all.
     keras.utils.clear_session()
+
+
+class _Raises(logging.Handler):
+    def emit(self, record):
+        raise AssertionError(self.format(record))
+
+
+@pytest.fixture(autouse=True)
+def no_analysis_fails():
+    """A fault of the row analysis only costs speed, so a test must be told of it."""
+    logger, handler = logging.getLogger("keras_mirror"), _Raises(logging.WARNING)
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)

@@ -93,6 +93,8 @@ def test_arrays_match_one_device(form):
     check(mlp, compiled(), fit_evaluate_predict(convert(x), convert(y)))
 
 
+# Keras says so wherever it does not know the length beforehand.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.parametrize("form", DATASETS)
 def test_dataset_matches_one_device(form):
     def drive(model):

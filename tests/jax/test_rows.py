@@ -215,6 +215,13 @@ def test_embedding_is_row_by_row():
     assert view(layers, (5,), loss, targets, "int32") == "replica"
 
 
+def test_masks_that_reach_the_loss_are_row_by_row():
+    layers = [L.Embedding(9, 4, mask_zero=True), L.GRU(3, return_sequences=True)]
+    targets = np.zeros((8, 5), "int32")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert view([*layers, L.Dense(2)], (5,), loss, targets, "int32") == "replica"
+
+
 def test_stateful_rnn_trains_in_the_global_view():
     model = keras.Sequential(
         [keras.Input(batch_shape=(8, 5, 2)), L.LSTM(3, stateful=True)]
