@@ -49,8 +49,8 @@ class Engine(Protocol):
         """Moves arrays to where a model under `strategy` can be called on them."""
         ...
 
-    def bring_home(self, model: Any) -> None:
-        """Moves variables that a strategy spread back to one device."""
+    def bring_home(self, model: Any) -> bool:
+        """Moves variables that a strategy spread back; says whether any was."""
         ...
 
     def lay_out(self, model: Any, distribution: Any) -> None:

@@ -65,6 +65,12 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
 def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _context.replica_context() is not None:
+            raise errors.RunArgumentError(
+                f"`{original.__name__}` spreads over the replicas itself, so it must "
+                "be called outside of a replica.",
+                self,
+            )
         target = _binding_target(self)
         with _during_call(target):
             try:
@@ -85,8 +91,11 @@ def _move(model: Any, target: Any) -> None:
         _engine.load().place_model(model, target)
     elif target is not None:
         _engine.load().lay_out(model, target)
-    elif keras.distribution.distribution() is None:
-        _engine.load().bring_home(model)
+    else:
+        was_spread = _engine.load().bring_home(model)
+        current = keras.distribution.distribution()
+        if was_spread and current is not None and not isinstance(current, Strategy):
+            _engine.load().lay_out(model, current)
 
 
 def _eager_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,9 +161,11 @@ def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile(self: Any, *args: Any, distribution: Any = None, **kwargs: Any) -> Any:
         target = for_compile(distribution)
         bound = signature.bind(self, *args, **kwargs)
-        options, wrapper = _take_options(bound.arguments)
-        _check_options(target, options, bound.arguments)
-        result = original(*bound.args, **bound.kwargs)
+        wrapper = _wrapper(bound.arguments.get("optimizer"))
+        options = _context.ReductionOptions() if wrapper is None else wrapper.options
+        _check_options(target, wrapper, bound.arguments)
+        with _taken_off(wrapper, bound.arguments):
+            result = original(*bound.args, **bound.kwargs)
         if wrapper is not None:
             self.optimizer = _outermost(wrapper, self.optimizer)
         _context.bind(self, _context.Binding(target, options))
@@ -182,22 +193,38 @@ def _with_argument(doc: str | None) -> str | None:
     return re.sub(r"(\n\s+Note:)", "\n" + text.rstrip("\n") + r"\n\1", doc, count=1)
 
 
-def _take_options(
-    arguments: dict[str, Any],
-) -> tuple[_context.ReductionOptions, DistributedOptimizer | None]:
-    """Takes the wrapper off the optimizer, so that Keras records the plain one."""
-    optimizer = arguments.get("optimizer")
+def _wrapper(optimizer: Any) -> DistributedOptimizer | None:
+    """The wrapper that the user put around his optimizer, or inside of it."""
     nested = getattr(optimizer, "inner_optimizer", None)
-    if isinstance(optimizer, DistributedOptimizer):
-        arguments["optimizer"] = optimizer.inner
-        return optimizer.options, optimizer
-    if isinstance(nested, DistributedOptimizer):
-        # Loss scaling must see reduced gradients: the wrapper goes outside.
-        optimizer.inner_optimizer = nested.inner  # pyright: ignore
-        return nested.options, DistributedOptimizer(
-            optimizer, reduction=nested.options.reduction
-        )
-    return _context.ReductionOptions(), None
+    for found in (optimizer, nested):
+        if isinstance(found, DistributedOptimizer):
+            return found
+    return None
+
+
+@contextlib.contextmanager
+def _taken_off(
+    wrapper: DistributedOptimizer | None, arguments: dict[str, Any]
+) -> Iterator[None]:
+    """Hands Keras the plain optimizer, so that this is what it records.
+
+    A wrapper inside a LossScaleOptimizer is taken out for good, since loss scaling
+    must see reduced gradients; a refused compile puts it back.
+    """
+    if wrapper is None:
+        yield
+        return
+    optimizer = arguments["optimizer"]
+    if optimizer is wrapper:
+        arguments["optimizer"] = wrapper.inner
+        yield
+        return
+    optimizer.inner_optimizer = wrapper.inner
+    try:
+        yield
+    except BaseException:
+        optimizer.inner_optimizer = wrapper
+        raise
 
 
 def _outermost(wrapper: DistributedOptimizer, optimizer: Any) -> DistributedOptimizer:
@@ -208,12 +235,20 @@ def _outermost(wrapper: DistributedOptimizer, optimizer: Any) -> DistributedOpti
 
 
 def _check_options(
-    target: Any, options: _context.ReductionOptions, arguments: dict[str, Any]
+    target: Any, wrapper: DistributedOptimizer | None, arguments: dict[str, Any]
 ) -> None:
-    keras_own = target is not None and not isinstance(target, Strategy)
-    if keras_own and options.reduction != "mean":
+    reduction = "mean" if wrapper is None else wrapper.options.reduction
+    if wrapper is not None and wrapper.axis_name and isinstance(target, Strategy):
         raise errors.IncompatibleOptionsError(
-            f"DistributedOptimizer(reduction={options.reduction!r})",
+            f"DistributedOptimizer(axis_name={wrapper.axis_name!r})",
+            f"distribution={target!r}",
+            "A strategy reduces over its own axis.",
+            "Leave out axis_name; it is for loops of your own.",
+        )
+    keras_own = target is not None and not isinstance(target, Strategy)
+    if keras_own and reduction != "mean":
+        raise errors.IncompatibleOptionsError(
+            f"DistributedOptimizer(reduction={reduction!r})",
             f"distribution={target!r}",
             "`keras.distribution` leaves no reduction to choose.",
             "Use a keras_mirror strategy, or the plain optimizer.",

@@ -36,7 +36,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     Raises:
         NotAnOptimizerError: `inner` is no optimizer.
         NestedDistributedOptimizerError: `inner` is a DistributedOptimizer.
-        OptionValueError: `reduction` is neither "mean" nor "sum".
+        OptionValueError: `reduction` is neither "mean" nor "sum", or `axis_name` is
+            no name.
 
     Cost: one all-reduce of all gradients per step.
 
@@ -74,6 +75,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             raise errors.NotAnOptimizerError(inner)
         if reduction not in REDUCTIONS:
             raise errors.OptionValueError("reduction", reduction, REDUCTIONS)
+        if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
+            raise errors.OptionValueError("axis_name", axis_name, (None, "a name"))
         self._inner = inner
         self._options = _context.ReductionOptions(reduction)
         self._axis_name = axis_name
@@ -103,6 +106,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def options(self) -> _context.ReductionOptions:
         """How gradients are put together."""
         return self._options
+
+    @property
+    def axis_name(self) -> str | None:
+        """The axis to reduce over, None for the one that is bound."""
+        return self._axis_name
 
     def reduce_gradients(self, grads: Sequence[Any]) -> list[Any]:
         """Gradients of this replica's rows -> gradients of the whole batch.

@@ -45,8 +45,8 @@ class JaxEngine:
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
         return batch.place_inputs(inputs, strategy.mesh)
 
-    def bring_home(self, model: Any) -> None:
-        state.bring_home(state.model_variables(model))
+    def bring_home(self, model: Any) -> bool:
+        return state.bring_home(state.model_variables(model))
 
     def lay_out(self, model: Any, distribution: Any) -> None:
         state.lay_out(state.model_variables(model), distribution)

@@ -1,12 +1,15 @@
 """Whether a model's train step may run once per replica: the question to `rows`."""
 
+import contextlib
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from keras_mirror import _context
 from keras_mirror._jax.collectives import is_float
@@ -191,6 +194,17 @@ def _check_metrics(
             raise RowsMix("a layer updates a metric during the forward pass")
 
 
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Python code that draws numbers while traced must draw them once."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 def why_rows_mix(model: Any, state: Any, data: Any, num_replicas: int) -> str | None:
     """Why the replica view would not give one device's numbers, None if it does.
 
@@ -203,7 +217,8 @@ def why_rows_mix(model: Any, state: Any, data: Any, num_replicas: int) -> str | 
     total = jax.tree.leaves(data)[0].shape[0]
     rows = (total // num_replicas, total)
     try:
-        traces, structure = _traces(model, state, data, rows)
+        with _random_state_kept():
+            traces, structure = _traces(model, state, data, rows)
     except Exception as error:  # noqa: BLE001
         # A user's code that cannot be traced at other batch sizes; if it cannot
         # be traced at all, the global view will say so.

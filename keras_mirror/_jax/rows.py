@@ -25,6 +25,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 # Parameters that hold shapes; what they say is checked on the results.
 _SHAPES = {"shape", "new_sizes", "limit_indices", "slice_sizes", "sizes"}
 
+# Their transposes are functions that no trace shows.
+_OPAQUE = {"custom_lin", "custom_transpose_call"}
+
 
 class RowsMix(Exception):
     """Some result depends on more than its own row; the text says which."""
@@ -257,6 +260,8 @@ class Walk:
         )
 
     def _step(self, equation: Equation) -> "list[Label | None]":
+        if equation.name in _OPAQUE:
+            raise RowsMix("a gradient is defined by hand (custom_vjp)")
         rule = self._rules.get(equation.name, self._unknown)
         if not equation.batched() and equation.name not in self._makers:
             rule = self._unknown

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -92,15 +93,35 @@ def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
     )
 
 
+def _as_array(leaf: Any) -> Any:
+    """The array that an argument stands for, None where it stands for itself."""
+    if isinstance(leaf, PerReplica):
+        return leaf.stacked
+    if isinstance(leaf, keras.Variable):
+        return leaf.value
+    return leaf if isinstance(leaf, (jax.Array, np.ndarray, np.generic)) else None
+
+
 def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[Any]]:
     """Arrays among the arguments, how each is divided, and where they stand."""
     arrays, specs, places = [], [], []
     for place, leaf in enumerate(leaves):
+        array = _as_array(leaf)
+        if array is None:
+            continue
         own = isinstance(leaf, PerReplica)
-        if own or hasattr(leaf, "dtype"):
-            arrays.append(leaf.stacked if own else leaf)
-            specs.append(P(AXIS) if own or _is_by_rows(leaf, mesh) else P())
-            places.append(place)
+        sharding = getattr(array, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh != mesh:
+            if own or AXIS in sharding.spec:
+                raise errors.RunArgumentError(
+                    "Arguments that are divided over replicas must come from the "
+                    "same strategy.",
+                    sharding,
+                )
+            array = jax.device_get(array)
+        arrays.append(array)
+        specs.append(P(AXIS) if own or _is_by_rows(array, mesh) else P())
+        places.append(place)
     return arrays, specs, places
 
 

@@ -101,15 +101,23 @@ def _is_ours(value: jax.Array) -> bool:
     return isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (AXIS,)
 
 
-def bring_home(variables: Iterable[Any]) -> None:
+def bring_home(variables: Iterable[Any]) -> bool:
     """Moves what a strategy spread, or put on a device of its own, to the default.
 
     Variables that a `keras.distribution` laid out are left alone.
+
+    Returns:
+        Whether there was anything to move.
     """
-    for variable, value in _values(variables):
-        if getattr(variable, "_layout", None) is None and _is_ours(value):
-            # Through the host and uncommitted, as a newly made variable is.
-            variable.assign(jax.device_put(jax.device_get(value)))
+    away = [
+        (variable, value)
+        for variable, value in _values(variables)
+        if getattr(variable, "_layout", None) is None and _is_ours(value)
+    ]
+    for variable, value in away:
+        # Through the host and uncommitted, as a newly made variable is.
+        variable.assign(jax.device_put(jax.device_get(value)))
+    return bool(away)
 
 
 def lay_out(variables: Iterable[Any], distribution: Any) -> None:

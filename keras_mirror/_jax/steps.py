@@ -71,10 +71,14 @@ class StepFunction:
             with _context.running(self.strategy):
                 outputs, new_state = self._call(state, batch)
         except BaseException:
-            _give_back(self._model, state)
+            self.give_back(state)
             raise
         self._wait_for_earlier_steps(outputs)
         return outputs, placed(new_state)
+
+    def give_back(self, state: Any) -> None:
+        """Hands state back to the model's variables where a call has failed."""
+        _give_back(self._model, state)
 
     def _wait_for_earlier_steps(self, outputs: Any) -> None:
         if self._in_flight is None:
@@ -206,13 +210,15 @@ def over_iterator(
     """
 
     def function(state: Any, iterator: Iterator[Any]) -> Any:
-        outputs, state = step(state, next(iterator))
-        found = [outputs]
-        for _ in range(steps_per_execution - 1):
+        found = []
+        for _ in range(steps_per_execution):
             try:
                 data = next(iterator)
-            except StopIteration:
-                break
+            except BaseException as error:
+                if found and isinstance(error, StopIteration):
+                    break
+                step.give_back(state)
+                raise
             outputs, state = step(state, data)
             found.append(outputs)
         return join(found), state

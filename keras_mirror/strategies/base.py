@@ -88,6 +88,7 @@ class Strategy(Distribution):
     def __init__(self, devices: Sequence[str], *, view: View = "auto"):
         if view not in VIEWS:
             raise errors.OptionValueError("view", view, VIEWS)
+        devices = check_devices(devices, _engine.load().local_devices())
         mesh = keras.distribution.DeviceMesh((len(devices),), [AXIS_NAME], devices)
         super().__init__(mesh, batch_dim_name=AXIS_NAME, auto_shard_dataset=False)
         self._devices = tuple(devices)
@@ -186,6 +187,8 @@ class Strategy(Distribution):
             raise errors.RunArgumentError("`fn` must be callable.", fn)
         if not isinstance(args, (tuple, list)):
             raise errors.RunArgumentError("`args` must be a tuple or list.", args)
+        if not isinstance(kwargs, (dict, type(None))):
+            raise errors.RunArgumentError("`kwargs` must be a dict.", kwargs)
         if _context.replica_context() is not None:
             raise errors.RunArgumentError(
                 "`run` must be called outside of a replica; inside one, call the "

@@ -141,9 +141,7 @@ def mirrored(replicas=REPLICAS, **options):
     return strategy
 
 
-def check(
-    build, compile_args, drive, *, tolerance=TOLERANCE, strategy=None, seed=7
-):
+def check(build, compile_args, drive, *, tolerance=TOLERANCE, strategy=None, seed=7):
     """Both runs, compared in everything. Returns (one device, replicas)."""
     want = run_on_one_device(build, compile_args, drive, seed=seed)
     assert_moved(want)

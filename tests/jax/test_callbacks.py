@@ -182,9 +182,7 @@ def interrupted_and_resumed(folder):
 
 
 def test_backup_and_restore_resumes_as_on_one_device(tmp_path):
-    want = run_on_one_device(
-        mlp, compiled(), interrupted_and_resumed(tmp_path / "one")
-    )
+    want = run_on_one_device(mlp, compiled(), interrupted_and_resumed(tmp_path / "one"))
     got = run_on_replicas(mlp, compiled(), interrupted_and_resumed(tmp_path / "four"))
     unbroken = run_on_one_device(mlp, compiled(), fit(x, y, epochs=4))
     assert_same("result", got.result, want.result)

@@ -167,7 +167,8 @@ def test_generator_without_weights_matches_one_device():
 def overwriting(copies):
     """Yields the same two buffers again and again, or copies of them."""
     buffers = np.zeros((BATCH, 6), "float32"), np.zeros((BATCH, 1), "float32")
-    for number, batch in enumerate(itertools.cycle(batches(x[:24], y[:24], sizes=(8,) * 3))):
+    endless = itertools.cycle(batches(x[:24], y[:24], sizes=(8,) * 3))
+    for number, batch in enumerate(endless):
         for buffer, values in zip(buffers, batch, strict=True):
             buffer[:] = values
         # Keras holds the first two to see what they are like.
@@ -224,9 +225,7 @@ VALIDATION = {
 
 @pytest.mark.parametrize("name", VALIDATION)
 def test_validation_matches_one_device(name):
-    want, _ = check(
-        mlp, compiled(metrics=["mae"]), fit(x, y, **VALIDATION[name])
-    )
+    want, _ = check(mlp, compiled(metrics=["mae"]), fit(x, y, **VALIDATION[name]))
     assert "val_loss" in want.result["history"]
 
 

@@ -252,6 +252,16 @@ def test_model_trained_before_the_strategy_goes_on_as_on_one_device():
     assert_same("end", follow(distribution="mirrored"), follow())
 
 
+def test_compiling_again_with_another_loss_matches_one_device():
+    def follow(**distribution):
+        model = compile_with(fresh(), **distribution)
+        first = TRAIN(model)
+        model.compile(optimizer="sgd", loss="mae", metrics=["mse"], **distribution)
+        return [first, TRAIN(model), model.get_weights()]
+
+    assert_same("end", follow(distribution="mirrored"), follow())
+
+
 # When the model is built ----------------------------------------------------
 
 

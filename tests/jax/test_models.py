@@ -235,15 +235,3 @@ def test_output_without_a_loss_matches_one_device():
         return {"optimizer": keras.optimizers.SGD(0.1), "loss": loss}
 
     check(two_branches, compile_args, fit_evaluate_predict(x, {"size": y["size"]}))
-
-
-def test_model_compiled_again_matches_one_device():
-    x, y = numbers()
-    train = fit_evaluate_predict(x, y)
-
-    def drive(model):
-        first = train(model)
-        model.compile(optimizer="sgd", loss="mae", metrics=["mse"])
-        return {"first": first, "second": train(model)}
-
-    check(mlp, compiled(), drive)

@@ -83,6 +83,14 @@ REFUSED = {
         errors.IncompatibleOptionsError,
         "jit_compile=False",
     ),
+    "an axis beside a strategy": (
+        lambda: {
+            "distribution": "mirrored",
+            "optimizer": km.DistributedOptimizer("sgd", axis_name="data"),
+        },
+        errors.IncompatibleOptionsError,
+        "axis_name='data'",
+    ),
     "a sum that Keras would not take": (
         lambda: {
             "distribution": data_parallel(),
@@ -233,6 +241,44 @@ def test_a_batch_that_keras_own_distribution_cannot_take_is_named():
     with pytest.raises(errors.IndivisibleBatchError, match="mirrored"):
         model.fit(X, Y, batch_size=5, verbose=0)
     model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_data_that_raises_inside_a_group_of_steps_leaves_the_weights():
+    model = compiled(distribution="mirrored", steps_per_execution=3)
+
+    def data():
+        yield X[:4], Y[:4]
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        model.fit(data(), shuffle=False, verbose=0)
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_a_refused_compile_leaves_the_users_optimizer_as_it_was():
+    inner = km.DistributedOptimizer("sgd", reduction="sum")
+    scaled = keras.optimizers.LossScaleOptimizer(inner)
+    model = compiled()
+    with pytest.raises(ValueError):
+        model.compile(scaled, "mse", loss_weights="wrong", distribution="mirrored")
+    assert scaled.inner_optimizer is inner
+
+
+def test_fit_inside_a_replica_is_refused_and_leaves_the_model():
+    model = compiled(distribution="mirrored")
+    with pytest.raises(errors.RunArgumentError, match="outside of a replica"):
+        km.MirroredStrategy().run(lambda: model.predict(X, verbose=0))
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
+def test_keras_own_distribution_takes_over_a_model_compiled_again():
+    model = compiled(distribution="mirrored")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    keras.distribution.set_distribution(data_parallel())
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    assert len(model.variables[0].value.sharding.device_set) == 2
 
 
 def test_an_untested_keras_is_named(monkeypatch):

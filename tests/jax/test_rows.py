@@ -222,6 +222,30 @@ def test_masks_that_reach_the_loss_are_row_by_row():
     assert view([*layers, L.Dense(2)], (5,), loss, targets, "int32") == "replica"
 
 
+class ClipsItsWeight(L.Layer):
+    def build(self, shape):
+        self.w = self.add_weight(shape=(6,), initializer="ones")
+
+    def call(self, x):
+        return x * clipped(self.w.value)
+
+
+def test_a_gradient_defined_by_hand_on_a_weight_trains_in_the_global_view():
+    assert view([L.Dense(6), ClipsItsWeight()]) == "global"
+
+
+def test_looking_for_mixed_rows_draws_no_random_numbers():
+    after = []
+    for strategy in (None, "mirrored"):
+        drawing = Same(lambda x: x * np.random.rand() if x.shape[0] else x)
+        model = keras.Sequential([keras.Input((6,)), drawing])
+        model.compile("sgd", "mse", distribution=strategy)
+        np.random.seed(3)
+        model.train_on_batch(np.ones((8, 6), "float32"), np.ones((8, 6), "float32"))
+        after.append(np.random.rand())
+    assert after[0] == after[1]
+
+
 def test_stateful_rnn_trains_in_the_global_view():
     model = keras.Sequential(
         [keras.Input(batch_shape=(8, 5, 2)), L.LSTM(3, stateful=True)]

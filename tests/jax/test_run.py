@@ -50,6 +50,15 @@ def test_results_of_one_run_enter_the_next():
     assert [float(v) for v in second.values] == [10, 11, 12, 13]
 
 
+def test_models_and_variables_may_be_arguments():
+    strategy = mirrored()
+    (x,) = list(strategy.distribute_dataset([X]))
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    factor = keras.Variable(2.0)
+    found = strategy.run(lambda m, f, x: m(x) * f, (model, factor, x))
+    assert_same("outputs", strategy.gather(found, 0), model.predict(X, verbose=0) * 2)
+
+
 def test_collectives_work_inside_run():
     strategy = mirrored()
     (x,) = list(strategy.distribute_dataset([X]))
@@ -170,6 +179,16 @@ WRONG = {
         lambda s, v: jax.jit(lambda x: s.run(jnp.sum, (x,)).stacked)(X),
         km.errors.RunArgumentError,
         "outside of `jax.jit`",
+    ),
+    "other strategy": (
+        lambda s, v: mirrored(2).run(jnp.sum, (v,)),
+        km.errors.RunArgumentError,
+        "same strategy",
+    ),
+    "no dict": (
+        lambda s, v: s.run(jnp.sum, (X,), [1]),
+        km.errors.RunArgumentError,
+        "dict",
     ),
     "no data": (
         lambda s, v: s.distribute_dataset(3),

@@ -13,7 +13,6 @@ from parity import (
     fit_evaluate_predict,
     mlp,
     numbers,
-    sgd,
     weights_of_rows,
 )
 
