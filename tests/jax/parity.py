@@ -238,3 +238,28 @@ def mlp(inputs=6, units=8, outputs=1, activation=None):
             keras.layers.Dense(outputs, activation=activation),
         ]
     )
+
+
+# One model on its way in and between strategies -----------------------------
+
+train_on_numbers = fit_evaluate_predict(*numbers())
+
+
+def fresh():
+    """An uncompiled model with the same weights each time."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(7)
+    return mlp()
+
+
+def compile_with(model, **distribution):
+    model.compile(optimizer=sgd(), loss="mse", **distribution)
+    return model
+
+
+def assert_trains_like(one_device, model, devices):
+    """`train_on_numbers` gives what it gave in the run `one_device`."""
+    result = train_on_numbers(model)
+    assert device_count(model) == devices
+    assert_same("weights", model.get_weights(), one_device.model.get_weights())
+    assert_same("result", result, one_device.result)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import optimizers
 from keras.optimizers import schedules
-from parity import TOLERANCE, check, fit, mlp, numbers, sgd
+from parity import ROWS, TOLERANCE, check, fit, mlp, numbers, sgd
 
 # The optimizers that divide a gradient by its own running size turn the last
 # digit of a small gradient into a visible step: where |g| is near the noise of a
@@ -39,8 +39,10 @@ OPTIMIZERS = {
 NOT_ALONE = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"}
 
 
-def check_optimizer(make, *, tolerance=TOLERANCE, callbacks=lambda: None, **fit_more):
-    x, y = numbers()
+def check_optimizer(
+    make, *, tolerance=TOLERANCE, rows=ROWS, callbacks=lambda: None, **fit_more
+):
+    x, y = numbers(rows)
 
     def compile_args():
         return {"optimizer": make(), "loss": "mse"}
@@ -67,7 +69,7 @@ def test_table_names_every_keras_optimizer():
 def test_optimizer_matches_one_device(name):
     arguments, tolerance = OPTIMIZERS[name]
     make = getattr(optimizers, name)
-    check_optimizer(lambda: make(**arguments), tolerance=tolerance)
+    check_optimizer(lambda: make(**arguments), tolerance=tolerance, rows=24)
 
 
 # The limits are far below the gradients' norms: clipping before the mean over
