@@ -86,12 +86,15 @@ def aims(name: str, results: Results) -> list[Aim]:
     return found
 
 
-def print_report(console: Console, all_results: dict[str, Results]) -> None:
-    """Prints two tables for each model, then the aims."""
-    for name, results in all_results.items():
-        title = models.CASES[name].title
-        console.print(times(title, results))
-        console.print(costs(title, results))
+def print_tables(console: Console, name: str, results: Results) -> None:
+    """Prints the two tables of one model."""
+    title = models.CASES[name].title
+    console.print(times(title, results))
+    console.print(costs(title, results))
+
+
+def print_aims(console: Console, all_results: dict[str, Results]) -> None:
+    """Prints what the tables mean, and which aims are met."""
     console.print(
         "Median (quartiles) over the rounds. `/ by hand`: time, per time of the loop\n"
         "by hand. `DataParallel /`: time of DataParallel, per time. Both are taken\n"

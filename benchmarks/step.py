@@ -83,16 +83,17 @@ def run(options: argparse.Namespace, progress: Any) -> int:
     check(models.CASES["mlp"])
     results = {}
     for name in options.models:
-        with progress.status("") as status:
-            results[name] = measure(
-                models.CASES[name], options.rounds, options.steps, status.update
-            )
+        case = models.CASES[name]
+        with progress.status(case.title) as status:
+            results[name] = measure(case, options.rounds, options.steps, status.update)
+        if not options.json:
+            reporting.print_tables(Console(), name, results[name])
     if options.plot:
         reporting.save_plot(options.plot, results)
     if options.json:
         print(json.dumps(as_json(results, options), indent=2))
     else:
-        reporting.print_report(Console(), results)
+        reporting.print_aims(Console(), results)
     return 0
 
 

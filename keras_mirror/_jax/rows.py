@@ -81,8 +81,8 @@ class Pair:
     def batch_axis(self) -> int | None:
         """The dimension that grows with the batch, None where none does."""
         small, large = self.shapes
-        if len(small) != len(large):
-            raise RowsMix("a number of dimensions depends on the batch size")
+        if len(small) != len(large) or self.small.aval.dtype != self.large.aval.dtype:
+            raise RowsMix("a rank or dtype depends on the batch size")
         pairs = enumerate(zip(small, large, strict=True))
         axes = [i for i, (a, b) in pairs if a != b]
         if not axes:

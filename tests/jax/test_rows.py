@@ -137,6 +137,9 @@ MIXED = {
     "filled from the batch size": lambda x: x * jnp.full((x.shape[0], 1), 1 / len(x)),
     "power of the batch size": lambda x: x ** x.shape[0],
     "branch on the batch size": lambda x: x * 2 if x.shape[0] >= 8 else x,
+    "dtype by the batch size": lambda x: x.astype(
+        "float16" if x.shape[0] > 2 else "float32"
+    ).astype("float32"),
     "first rows of a table": lambda x: x + jnp.ones((50, 6)).at[1].set(2.0)[: len(x)],
     "one row updated": lambda x: jax.lax.dynamic_update_slice(x, x[:1] * 2, (2, 0)),
     "padded to the batch": lambda x: (
