@@ -109,7 +109,7 @@ def print_aims(console: Console, all_results: dict[str, Results]) -> None:
 
 
 def new_table(title: str, *headings: str) -> Table:
-    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    found = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     found.add_column("", no_wrap=True)
     for heading in headings:
         found.add_column(heading, justify="right", no_wrap=True)

@@ -1,6 +1,6 @@
 """The one file that touches `keras.src`: every name wrapped, and why.
 
-`install` wraps the names of `_WRAPPED`; `uninstall` puts the originals back. What
+`install` wraps the names of `_wrapped_names`; `uninstall` puts the originals back. What
 the backends need of Keras' internals is handed to them as `_Internals`.
 """
 
@@ -15,23 +15,14 @@ from typing import Any
 import keras
 
 from keras_mirror import _context, _engine, errors
+from keras_mirror._binding import binding_target, compile_under_strategy, move_model
 from keras_mirror.optimizer import DistributedOptimizer
-from keras_mirror.strategies import Strategy, for_compile, governing
+from keras_mirror.strategies import Strategy
 
 # Keras versions whose own tests and ours were run with this file.
 TESTED_KERAS = ("3.12.0", "3.15.1")
 
 _originals: list[tuple[Any, str, Any]] = []
-
-
-def _binding_target(model: Any) -> Any:
-    """What governs a call of `model`: strategy, Keras distribution, or None."""
-    binding = _context.binding_of(model)
-    if binding is not None:
-        return binding.distribution
-    # Never compiled: predict follows what is current. Compiled before keras_mirror
-    # was there: it stays what it was.
-    return None if model.compiled else governing()
 
 
 @contextlib.contextmanager
@@ -71,7 +62,7 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 "be called outside of a replica.",
                 self,
             )
-        target = _binding_target(self)
+        target = binding_target(self)
         with _during_call(target):
             try:
                 return original(self, *args, **kwargs)
@@ -81,21 +72,6 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 raise errors.IndivisibleBatchError(target, error) from error
 
     return call
-
-
-def _move(model: Any, target: Any) -> None:
-    """Puts a model's variables where what governs it keeps them."""
-    if keras.config.backend() not in _engine.BACKENDS:
-        return
-    if isinstance(target, Strategy):
-        _engine.load().place_model(model, target)
-    elif target is not None:
-        _engine.load().lay_out(model, target)
-    else:
-        was_spread = _engine.load().bring_home(model)
-        current = keras.distribution.distribution()
-        if was_spread and current is not None and not isinstance(current, Strategy):
-            _engine.load().lay_out(model, current)
 
 
 def _eager_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -132,9 +108,9 @@ def _make_function(kind: str) -> Callable[[Any], Any]:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def make(self: Any, force: bool = False) -> Any:
-            target = _binding_target(self)
+            target = binding_target(self)
             existing = getattr(self, attribute, None)
-            _move(self, target)
+            move_model(self, target)
             if existing is not None and not hasattr(existing, "strategy"):
                 return original(self, force)  # the user's own: Keras keeps it
             strategy = target if isinstance(target, Strategy) else None
@@ -152,116 +128,6 @@ def _make_function(kind: str) -> Callable[[Any], Any]:
         return make
 
     return wrap
-
-
-def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def compile(self: Any, *args: Any, distribution: Any = None, **kwargs: Any) -> Any:
-        target = for_compile(distribution)
-        bound = signature.bind(self, *args, **kwargs)
-        wrapper = _wrapper(bound.arguments.get("optimizer"))
-        options = _context.ReductionOptions() if wrapper is None else wrapper.options
-        _check_options(target, wrapper, bound.arguments)
-        with _taken_off(wrapper, bound.arguments):
-            result = original(*bound.args, **bound.kwargs)
-        if wrapper is not None:
-            self.optimizer = _outermost(wrapper, self.optimizer)
-        _context.bind(self, _context.Binding(target, options))
-        _move(self, target)
-        return result
-
-    new = inspect.Parameter(
-        "distribution", inspect.Parameter.KEYWORD_ONLY, default=None
-    )
-    compile.__signature__ = signature.replace(  # pyright: ignore
-        parameters=[*signature.parameters.values(), new]
-    )
-    compile.__doc__ = _with_argument(original.__doc__)
-    return compile
-
-
-def _with_argument(doc: str | None) -> str | None:
-    if not doc:
-        return doc
-    text = (
-        "            distribution: A keras_mirror strategy, the name of one (such as\n"
-        '                `"mirrored"`), or a `keras.distribution` object. None takes\n'
-        "                the strategy that is current, if any.\n"
-    )
-    return re.sub(r"(\n\s+Note:)", "\n" + text.rstrip("\n") + r"\n\1", doc, count=1)
-
-
-def _wrapper(optimizer: Any) -> DistributedOptimizer | None:
-    """The wrapper that the user put around his optimizer, or inside of it."""
-    nested = getattr(optimizer, "inner_optimizer", None)
-    for found in (optimizer, nested):
-        if isinstance(found, DistributedOptimizer):
-            return found
-    return None
-
-
-@contextlib.contextmanager
-def _taken_off(
-    wrapper: DistributedOptimizer | None, arguments: dict[str, Any]
-) -> Iterator[None]:
-    """Hands Keras the plain optimizer, so that this is what it records.
-
-    A wrapper inside a LossScaleOptimizer is taken out for good, since loss scaling
-    must see reduced gradients; a refused compile puts it back.
-    """
-    if wrapper is None:
-        yield
-        return
-    optimizer = arguments["optimizer"]
-    if optimizer is wrapper:
-        arguments["optimizer"] = wrapper.inner
-        yield
-        return
-    optimizer.inner_optimizer = wrapper.inner
-    try:
-        yield
-    except BaseException:
-        optimizer.inner_optimizer = wrapper
-        raise
-
-
-def _outermost(wrapper: DistributedOptimizer, optimizer: Any) -> DistributedOptimizer:
-    """The user's wrapper, or one around what Keras put around his optimizer."""
-    if optimizer is wrapper.inner:
-        return wrapper
-    return DistributedOptimizer(optimizer, reduction=wrapper.options.reduction)
-
-
-def _check_options(
-    target: Any, wrapper: DistributedOptimizer | None, arguments: dict[str, Any]
-) -> None:
-    reduction = "mean" if wrapper is None else wrapper.options.reduction
-    if wrapper is not None and wrapper.axis_name and isinstance(target, Strategy):
-        raise errors.IncompatibleOptionsError(
-            f"DistributedOptimizer(axis_name={wrapper.axis_name!r})",
-            f"distribution={target!r}",
-            "A strategy reduces over its own axis.",
-            "Leave out axis_name; it is for loops of your own.",
-        )
-    keras_own = target is not None and not isinstance(target, Strategy)
-    if keras_own and reduction != "mean":
-        raise errors.IncompatibleOptionsError(
-            f"DistributedOptimizer(reduction={reduction!r})",
-            f"distribution={target!r}",
-            "`keras.distribution` leaves no reduction to choose.",
-            "Use a keras_mirror strategy, or the plain optimizer.",
-        )
-    eager = arguments.get("run_eagerly") or arguments.get("jit_compile") is False
-    if eager and getattr(target, "view", None) == "replica":
-        raise errors.IncompatibleOptionsError(
-            'view="replica"',
-            f"run_eagerly={arguments.get('run_eagerly', False)}, "
-            f"jit_compile={arguments.get('jit_compile', 'auto')}",
-            "The replica view is a compiled program.",
-            'Leave out run_eagerly and jit_compile, or use view="auto".',
-        )
 
 
 def _get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -332,6 +198,33 @@ def _hooked(name: str) -> Callable[[Any], Any]:
     return wrap
 
 
+def _batch_callback(name: str) -> Callable[[Any], Any]:
+    """Spares a call that no callback listens to.
+
+    Keras fetches the logs and wakes a thread for it, at every step; with nothing
+    but History that is a twentieth of the time of a small model's step.
+    """
+    own_name = re.sub("train_|test_|predict_", "", name)
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        from keras.src.utils import is_default
+
+        def listens(callback: Any) -> bool:
+            methods = (getattr(callback, n, None) for n in (name, own_name))
+            return any(m is not None and not is_default(m) for m in methods)
+
+        @functools.wraps(original)
+        def call(self: Any, batch: Any, logs: Any = None) -> None:
+            if _context.running_strategy() is None or any(
+                listens(callback) for callback in self.callbacks
+            ):
+                original(self, batch, logs)
+
+        return call
+
+    return wrap
+
+
 def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
@@ -345,18 +238,24 @@ def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     """Every name that is wrapped: where, what, by what, why."""
+    from keras.src.callbacks.callback_list import CallbackList
     from keras.src.distribution.distribution_lib import Distribution
     from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
     from keras.src.trainers.trainer import Trainer
 
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
-        (Trainer, "compile", _compile, "the argument `distribution`"),
+        (Trainer, "compile", compile_under_strategy, "the argument `distribution`"),
         (loss, "apply_mask", _hooked("apply_mask"), "masks' denominators"),
         (loss, "reduce_values", _hooked("reduce_values"), "losses' denominators"),
         (BatchNormalization, "_moments", _moments, "its batch statistics"),
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
     ]
+    for kind in ("train", "test", "predict"):
+        for side in ("begin", "end"):
+            name = f"on_{kind}_batch_{side}"
+            wrap = _batch_callback(name)
+            names.append((CallbackList, name, wrap, "calls that nobody listens to"))
     if keras.config.backend() == "jax":
         names += _jax_names()
     return names
@@ -470,7 +369,7 @@ def uninstall() -> None:
         if isinstance(binding.distribution, Strategy):
             for name in ("train_function", "test_function", "predict_function"):
                 setattr(model, name, None)
-            _move(model, None)
+            move_model(model, None)
     while _originals:
         owner, name, original = _originals.pop()
         if original is None:  # it was inherited

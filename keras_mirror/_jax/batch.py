@@ -1,5 +1,6 @@
 """Batches: what the replicas divide is sharded by rows, the rest is padded."""
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ from keras_mirror._jax.mesh import by_rows, replicated
 
 
 @dataclass(frozen=True)
-class PlacedBatch:
-    """A batch on the mesh.
+class StepBatch:
+    """A batch as a step takes it.
 
     Attributes:
         data: The nest of arrays that the step gets.
@@ -27,6 +28,16 @@ class PlacedBatch:
     data: Any
     rows: int | None
     is_even: bool
+
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether every array is divided by rows, padded or not."""
+        return self.is_even or self.rows is not None
+
+    def signature(self) -> Any:
+        """What of a batch decides whether rows mix; hashable."""
+        leaves, structure = jax.tree.flatten(self.data)
+        return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
 def _is_sparse(leaf: Any) -> bool:
@@ -70,17 +81,23 @@ def _put_irregular(leaf: Any, mesh: Mesh) -> Any:
     return jax.device_put(_own(leaf), sharding)
 
 
-def _is_placed(leaves: list[Any], mesh: Mesh) -> bool:
-    rows = by_rows(mesh)
-    return all(isinstance(x, jax.Array) and x.sharding == rows for x in leaves)
+def _on_mesh(leaves: list[Any], mesh: Mesh) -> list[jax.Array]:
+    return jax.device_put(leaves, by_rows(mesh))
 
 
-def place(data: Any, mesh: Mesh) -> PlacedBatch:
-    """Puts a batch on the mesh; no device receives rows that it does not need.
+def _away(leaf: Any, mesh: Mesh) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.sharding != by_rows(mesh)
+
+
+def prepare(data: Any, mesh: Mesh, *, on_mesh: bool = True) -> StepBatch:
+    """Makes of a batch what a step takes; no device receives rows of another.
 
     Args:
         data: A nest of arrays, first axis the global batch; None parts allowed.
         mesh: The strategy's mesh.
+        on_mesh: Whether arrays in host memory are put on the mesh here. A step
+            compiled with `by_rows` for its batch puts them there itself, each
+            device's rows on that device, for a good deal less than `device_put`.
 
     Returns:
         The batch. What the replicas do not divide is padded to the next multiple
@@ -91,28 +108,14 @@ def place(data: Any, mesh: Mesh) -> PlacedBatch:
     rows = _common_rows(leaves)
     if not rows:
         placed = [_put_irregular(leaf, mesh) for leaf in leaves]
-        return PlacedBatch(structure.unflatten(placed), None, False)
-    if rows % mesh.size == 0:
-        if not _is_placed(leaves, mesh):
-            leaves = jax.device_put(leaves, by_rows(mesh))
-        return PlacedBatch(structure.unflatten(leaves), None, True)
-    padded = -(-rows // mesh.size) * mesh.size
-    leaves = jax.device_put([_pad(x, padded) for x in leaves], by_rows(mesh))
-    return PlacedBatch(structure.unflatten(leaves), rows, False)
-
-
-def _place_ahead(data: Any, mesh: Mesh, may_be_reused: bool) -> Any:
-    """The batch on the mesh where that needs no padding, else as it came.
-
-    A padded batch would show Keras a wrong number of rows; the step pads it.
-    """
-    leaves, structure = _flatten(data)
-    rows = _common_rows(leaves)
-    if may_be_reused:
-        leaves = [_own(leaf) for leaf in leaves]
-    if rows and rows % mesh.size == 0:
-        leaves = jax.device_put(leaves, by_rows(mesh))
-    return structure.unflatten(leaves)
+        return StepBatch(structure.unflatten(placed), None, False)
+    is_even = rows % mesh.size == 0
+    if not is_even:
+        padded = -(-rows // mesh.size) * mesh.size
+        leaves = [_pad(leaf, padded) for leaf in leaves]
+    if on_mesh or any(_away(leaf, mesh) for leaf in leaves):
+        leaves = _on_mesh(leaves, mesh)
+    return StepBatch(structure.unflatten(leaves), None if is_even else rows, is_even)
 
 
 def place_inputs(inputs: Any, mesh: Mesh) -> Any:
@@ -136,14 +139,8 @@ def _check_even(data: Any, mesh: Mesh) -> None:
         raise errors.UnevenBatchError([x.shape for x in leaves], mesh.size)
 
 
-def batches(
-    source: Iterable[Any],
-    mesh: Mesh,
-    *,
-    may_be_reused: bool,
-    must_be_even: bool = False,
-) -> Iterator[Any]:
-    """Yields batches of `source`, placed one batch ahead of the step.
+class Batches(Iterator[Any]):
+    """Batches of `source`, on the mesh one batch ahead of the step.
 
     On CPU there is nothing to overlap, and no batch is asked for before its turn
     (as Keras itself does it).
@@ -155,14 +152,55 @@ def batches(
         must_be_even: Whether a batch that the replicas do not divide is an error.
 
     Raises:
-        UnevenBatchError: Where `must_be_even` says so.
+        UnevenBatchError: From `next`, where `must_be_even` says so.
     """
-    ahead: list[Any] = []
-    depth = 0 if jax.default_backend() == "cpu" else 1
-    for data in source:
-        if must_be_even:
-            _check_even(data, mesh)
-        ahead.append(_place_ahead(data, mesh, may_be_reused))
-        if len(ahead) > depth:
-            yield ahead.pop(0)
-    yield from ahead
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        mesh: Mesh,
+        *,
+        may_be_reused: bool,
+        must_be_even: bool = False,
+    ):
+        self._source = iter(source)
+        self._mesh = mesh
+        self._may_be_reused = may_be_reused
+        self._must_be_even = must_be_even
+        self._ahead: deque[Any] | None = None
+        if jax.default_backend() != "cpu":
+            self._ahead = deque()
+
+    def __next__(self) -> Any:
+        """A batch on the mesh; one that would need padding as it came."""
+        return self._placed(self.take())
+
+    def take(self) -> Any:
+        """A batch for a compiled step, which puts it on the mesh where it is not."""
+        if self._ahead is None:
+            return self._own(next(self._source))
+        while len(self._ahead) < 2:
+            try:
+                data = next(self._source)
+            except StopIteration:
+                break
+            self._ahead.append(self._placed(self._own(data)))
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft()
+
+    def _own(self, data: Any) -> Any:
+        if self._must_be_even:
+            _check_even(data, self._mesh)
+        if not self._may_be_reused:
+            return data
+        leaves, structure = _flatten(data)
+        return structure.unflatten([_own(leaf) for leaf in leaves])
+
+    def _placed(self, data: Any) -> Any:
+        # A padded batch would show Keras a wrong number of rows; the step pads it.
+        leaves, structure = _flatten(data)
+        rows = _common_rows(leaves)
+        if rows and rows % self._mesh.size == 0:
+            leaves = _on_mesh(leaves, self._mesh)
+        return structure.unflatten(leaves)

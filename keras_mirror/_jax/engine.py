@@ -73,7 +73,7 @@ class JaxEngine:
         may_be_reused: bool,
         must_be_even: bool = False,
     ) -> Iterator[Any]:
-        return batch.batches(
+        return batch.Batches(
             batches,
             strategy.mesh,
             may_be_reused=may_be_reused,
@@ -103,7 +103,7 @@ class JaxEngine:
         model.make_train_function()
         step = model.train_function.step
         strategy = step.strategy
-        placed = batch.place((x, y, sample_weight), strategy.mesh)
+        placed = batch.prepare((x, y, sample_weight), strategy.mesh)
         groups = _context.internals().state_variables(model, 4)
         values = [[v.value for v in group] for group in groups]
         args = report.abstract(values, mesh.replicated(strategy.mesh))
@@ -111,7 +111,9 @@ class JaxEngine:
         if view == "replica":
             lowered = step.replica_jit.lower(tuple(args), placed.data)
         else:
-            lowered = step.global_jit.lower(tuple(args), placed.data, placed.rows)
+            lowered = step.global_jit(placed).lower(
+                tuple(args), placed.data, placed.rows
+            )
         text = lowered.compile().as_text()
         number, sent = report.count(text, strategy.num_replicas_in_sync)
         return StepReport(number, sent, view, text)

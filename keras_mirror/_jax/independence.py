@@ -104,7 +104,8 @@ def _traced(model: Any, state: Any, data: Any, token: Any) -> dict[str, Any]:
 
 def _spec(leaf: Any, rows: int | None = None) -> jax.ShapeDtypeStruct:
     shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
-    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+    # What is float64 in host memory is float32 in the step.
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def _labels(model: Any, state: Any, data: Any) -> list[Label | None]:

@@ -9,24 +9,20 @@ import jax
 
 from keras_mirror import _context, errors
 from keras_mirror._jax import global_view, replica_view
-from keras_mirror._jax.batch import PlacedBatch, place
+from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
-from keras_mirror._jax.mesh import replicated
+from keras_mirror._jax.mesh import by_rows, replicated
 from keras_mirror._jax.state import PlacedState, place_state, placed
 
 # On CPU devices one pool of threads both starts and runs programs. With 32 steps
 # in flight the starting of the next can hold the thread that a collective of an
 # earlier step waits for, and all stand still (jaxlib 0.10, fewer cores than twice
-# the devices). Eight are far more than it takes to overlap placing and computing.
+# the devices). Eight are far more than it takes to overlap placing and computing;
+# each wait costs a change of threads, so one wait is for several steps.
 _MOST_STEPS_AHEAD = 8
+_STEPS_PER_WAIT = 4
 
 _log = logging.getLogger("keras_mirror")
-
-
-def _signature(data: Any) -> Any:
-    """What of a batch decides whether rows mix."""
-    leaves, structure = jax.tree.flatten(data)
-    return structure, tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
 class StepFunction:
@@ -46,26 +42,32 @@ class StepFunction:
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             self._in_flight = collections.deque()
         self._is_compiled = bool(model.jit_compile) and not model.run_eagerly
-        self._global = step
+        self._irregular = self._global = step
         if self._is_compiled:
+            options = {"static_argnums": 2, "out_shardings": self._out_shardings()}
+            self._irregular = jax.jit(step, donate_argnums=0, **options)
             self._global = jax.jit(
-                step,
-                donate_argnums=0,
-                static_argnums=2,
-                out_shardings=self._out_shardings(),
+                step, donate_argnums=0, in_shardings=self._in_shardings(), **options
             )
+
+    def _in_shardings(self) -> Any:
+        return (replicated(self._mesh), by_rows(self._mesh))
 
     def _out_shardings(self) -> Any:
         return (replicated(self._mesh), replicated(self._mesh))
 
-    def _call(self, state: PlacedState, batch: PlacedBatch) -> Any:
-        return self._global(state.lists(), batch.data, batch.rows)
+    def _call(self, state: PlacedState, batch: StepBatch) -> Any:
+        return self.global_jit(batch)(state.lists(), batch.data, batch.rows)
+
+    def global_jit(self, batch: StepBatch) -> Any:
+        """The step of the global view for batches laid out as this one is."""
+        return self._global if batch.is_by_rows else self._irregular
 
     def __call__(self, state: Any, data: Any) -> Any:
         """Runs one step; a failed one leaves the model with the state it had."""
         state = place_state(state, replicated(self._mesh))
         try:
-            batch = place(data, self._mesh)
+            batch = prepare(data, self._mesh, on_mesh=not self._is_compiled)
             # The variables are named by position in the state, and a model that
             # calls another model inside its step must not bind that one.
             with _context.running(self.strategy):
@@ -81,12 +83,13 @@ class StepFunction:
         _give_back(self._model, state)
 
     def _wait_for_earlier_steps(self, outputs: Any) -> None:
-        if self._in_flight is None:
+        ahead = self._in_flight
+        if ahead is None:
             return
         # One output each: the state is donated to the next step and gone.
-        self._in_flight.append(jax.tree.leaves(outputs)[:1])
-        if len(self._in_flight) > _MOST_STEPS_AHEAD:
-            jax.block_until_ready(self._in_flight.popleft())
+        ahead.extend(jax.tree.leaves(outputs)[:1])
+        if len(ahead) > _MOST_STEPS_AHEAD:
+            jax.block_until_ready([ahead.popleft() for _ in range(_STEPS_PER_WAIT)])
 
 
 class PredictFunction(StepFunction):
@@ -123,16 +126,12 @@ class TrainFunction(StepFunction):
             self._replica = jax.jit(
                 make(self._model, self._mesh, self._reduction),
                 donate_argnums=0,
+                in_shardings=self._in_shardings(),
                 out_shardings=self._out_shardings(),
             )
         return self._replica
 
-    @property
-    def global_jit(self) -> Any:
-        """The step of the global view."""
-        return self._global
-
-    def view(self, state: Any, batch: PlacedBatch) -> str:
+    def view(self, state: Any, batch: StepBatch) -> str:
         """The view that this batch trains in.
 
         Raises:
@@ -145,7 +144,7 @@ class TrainFunction(StepFunction):
             return "global"
         if wanted == "global":
             return "global"
-        key = _signature(batch.data)
+        key = batch.signature()
         if key not in self._reasons:
             self._reasons[key] = self._why_global(state, batch)
             reason = self._reasons[key] or "each row's result is its own"
@@ -153,7 +152,7 @@ class TrainFunction(StepFunction):
             _log.info("%s trains in the %s view: %s", self._model.name, view, reason)
         return "global" if self._reasons[key] else "replica"
 
-    def _forced(self, batch: PlacedBatch) -> str:
+    def _forced(self, batch: StepBatch) -> str:
         if not self._is_compiled:
             raise errors.IncompatibleOptionsError(
                 'view="replica"',
@@ -164,7 +163,7 @@ class TrainFunction(StepFunction):
             )
         return "replica" if batch.is_even else "global"
 
-    def _why_global(self, state: Any, batch: PlacedBatch) -> str | None:
+    def _why_global(self, state: Any, batch: StepBatch) -> str | None:
         internals = _context.internals()
         if not internals.has_default_step(self._model):
             return "the model has a train_step or compute_loss of its own"
@@ -174,7 +173,7 @@ class TrainFunction(StepFunction):
         parts = [list(part) for part in state]
         return why_rows_mix(self._model, parts, batch.data, self._mesh.size)
 
-    def _call(self, state: PlacedState, batch: PlacedBatch) -> Any:
+    def _call(self, state: PlacedState, batch: StepBatch) -> Any:
         view = self.view(state, batch)
         self.views[view] += 1
         if view == "replica":
@@ -211,9 +210,10 @@ def over_iterator(
 
     def function(state: Any, iterator: Iterator[Any]) -> Any:
         found = []
+        take = iterator.take if isinstance(iterator, Batches) else iterator.__next__
         for _ in range(steps_per_execution):
             try:
-                data = next(iterator)
+                data = take()
             except BaseException as error:
                 if found and isinstance(error, StopIteration):
                     break

@@ -2,6 +2,7 @@
 
 import csv
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import keras
 import numpy as np
@@ -189,3 +190,45 @@ def test_lambda_callback_and_remote_logs_are_plain_numbers():
 
     check(mlp, compiled(metrics=["mae"]), drive)
     assert seen and all(seen)
+
+
+class Hears(callbacks.Callback):
+    """Hears of batches through one method alone."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.seen = []
+        setattr(self, method, lambda batch, logs=None: self.seen.append(batch))
+
+
+METHODS = [
+    f"on_{kind}batch_{side}"
+    for kind in ("", "train_", "test_", "predict_")
+    for side in ("begin", "end")
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_batch_method_is_called_as_on_one_device(method):
+    def drive(model):
+        hears = Hears(method)
+        fit(x, y, epochs=1, validation_data=VALIDATION, callbacks=[hears])(model)
+        model.predict(x, batch_size=8, callbacks=[hears], verbose=0)
+        return {"seen": hears.seen}
+
+    want, _ = check(mlp, compiled(), drive)
+    assert want.result["seen"]
+
+
+def test_a_step_that_no_callback_hears_of_wakes_no_thread(monkeypatch):
+    submit, submitted = ThreadPoolExecutor.submit, []
+
+    def counted(self, function, *arguments):
+        submitted.append(function)
+        return submit(self, function, *arguments)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
+    run_on_replicas(mlp, compiled(), fit(x, y))
+    assert not submitted
+    run_on_one_device(mlp, compiled(), fit(x, y))
+    assert submitted  # else this is not how Keras does it any more

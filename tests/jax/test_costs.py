@@ -1,11 +1,14 @@
 """What a step costs: transfers, memory and collectives, seen in what JAX holds."""
 
+import re
+
 import jax
 import keras
 import numpy as np
 import pytest
 from parity import mirrored
 
+from keras_mirror import _context
 from keras_mirror._engine import load
 from keras_mirror._jax import batch, report
 
@@ -74,7 +77,37 @@ def test_each_device_receives_only_its_rows(form):
     assert not looks.found
 
 
-def test_calls_on_a_batch_put_no_whole_batch_on_a_device(monkeypatch):
+def parameters(program):
+    """Shapes of the arguments of a compiled program, as one device gets them."""
+    entry = program[program.index("\nENTRY") :]
+    return re.findall(r"= (\w+\[[\d,]*\])\S* parameter\(", entry)
+
+
+@pytest.mark.parametrize("rows", [ROWS, ROWS - 1], ids=["even", "tail"])
+@pytest.mark.parametrize("kind", ["train", "test", "predict"])
+def test_a_compiled_step_takes_host_arrays_by_rows(kind, rows):
+    """Arrays in host memory go to it as they are: it must not replicate them."""
+    built = model()
+    data = (X[:rows],) if kind == "predict" else (X[:rows], Y[:rows])
+    getattr(built, f"{kind}_on_batch")(*data)
+    step = getattr(built, f"{kind}_function").step
+    ready = batch.prepare(data, step.strategy.mesh, on_mesh=False)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(ready.data))
+    groups = _context.internals().state_variables(
+        built, {"train": 4, "test": 3, "predict": 2}[kind]
+    )
+    state = tuple([v.value for v in group] for group in groups)
+    programs = [step.global_jit(ready).lower(state, ready.data, ready.rows)]
+    if kind == "train" and rows == ROWS:
+        programs.append(step.replica_jit.lower(state, ready.data))
+    for lowered in programs:
+        taken = parameters(lowered.compile().as_text())
+        assert f"f32[10,{FEATURES}]" in taken
+        assert f"f32[{ROWS},{FEATURES}]" not in taken
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
+def test_steps_that_are_not_compiled_get_their_batch_by_rows(options, monkeypatch):
     put, whole = jax.device_put, []
 
     def device_put(value, device=None, **options):
@@ -86,7 +119,7 @@ def test_calls_on_a_batch_put_no_whole_batch_on_a_device(monkeypatch):
                 )
         return placed
 
-    built = model()
+    built = model(**options)
     monkeypatch.setattr(jax, "device_put", device_put)
     built.train_on_batch(X, Y)
     built.test_on_batch(X, Y)
@@ -95,7 +128,7 @@ def test_calls_on_a_batch_put_no_whole_batch_on_a_device(monkeypatch):
 
 
 def test_a_padded_batch_is_divided_over_the_devices():
-    placed = batch.place((X[:38], Y[:38], None), mirrored().mesh)
+    placed = batch.prepare((X[:38], Y[:38], None), mirrored().mesh)
     assert placed.rows == 38 and not placed.is_even
     for leaf in jax.tree.leaves(placed.data):
         assert [s.data.shape[0] for s in leaf.addressable_shards] == [10] * 4
@@ -146,7 +179,7 @@ def test_an_accelerator_gets_the_next_batch_ahead_of_the_step(monkeypatch):
             yield (X + i,)
 
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    ahead = batch.batches(source(), mirrored().mesh, may_be_reused=False)
+    ahead = batch.Batches(source(), mirrored().mesh, may_be_reused=False)
     first = next(ahead)
     assert asked == [0, 1]
     np.testing.assert_array_equal(first[0], X)
@@ -169,7 +202,7 @@ def test_a_source_may_fill_one_buffer_again_and_again(rows):
             buffer[:] = i
             yield (buffer,)
 
-    found = list(batch.batches(source(), mirrored().mesh, may_be_reused=True))
+    found = list(batch.Batches(source(), mirrored().mesh, may_be_reused=True))
     for i, (x,) in enumerate(found):
         np.testing.assert_array_equal(np.asarray(x), np.full((rows, 1024), i))
 
@@ -189,5 +222,5 @@ def test_on_cpu_no_batch_is_asked_for_before_its_turn():
             asked.append(i)
             yield (X + i,)
 
-    next(batch.batches(source(), mirrored().mesh, may_be_reused=False))
+    next(batch.Batches(source(), mirrored().mesh, may_be_reused=False))
     assert asked == [0]
