@@ -1,5 +1,6 @@
 """What a backend does for a strategy, and the one place that picks the backend."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,10 @@ class Engine(Protocol):
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
         """Moves arrays to where a model under `strategy` can be called on them."""
+        ...
+
+    def call_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
+        """What must hold while a model under `strategy` is trained or called."""
         ...
 
     def bring_home(self, model: Any) -> bool:

@@ -43,6 +43,7 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
         if current is not None and not isinstance(current, Strategy):
             raise errors.MixedDistributionError(target, current)
         stack.enter_context(_context.running(target))
+        stack.enter_context(_engine.load().call_context(target))
         return stack
     stack.enter_context(_context.running(None))
     if target is not None:
@@ -89,7 +90,7 @@ def _eager_call(original: Callable[..., Any]) -> Callable[..., Any]:
         engine = _engine.load()
         engine.place_model(self, strategy)
         args, kwargs = engine.place_inputs((args, kwargs), strategy)
-        with _context.eager_call(self):
+        with _context.eager_call(self), engine.call_context(strategy):
             return original(self, *args, **kwargs)
 
     return call

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_mirror import errors
-from keras_mirror._jax.compat import bound_axes, is_already_summed
+from keras_mirror._jax.compat import bound_axes, is_already_summed, is_bound
 
 
 def is_float(value: Any) -> bool:
@@ -60,9 +60,11 @@ def combine(
 def _axis(axis_name: str | None) -> str | None:
     bound = bound_axes()
     if axis_name is not None:
-        if bound and axis_name not in bound:
+        if is_bound(axis_name):
+            return axis_name
+        if bound:
             raise errors.ReplicaAxisError(axis_name, bound)
-        return axis_name if bound else None
+        return None
     if len(bound) > 1:
         raise errors.ReplicaAxisError(None, bound)
     return bound[0] if bound else None

@@ -1,7 +1,9 @@
 """The one place that knows differences between JAX versions."""
 
+import contextlib
+
 import jax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 
 shard_map = jax.shard_map
 
@@ -11,6 +13,26 @@ def bound_axes() -> tuple[str, ...]:
     mesh = jax.sharding.get_abstract_mesh()
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == AxisType.Manual)
+
+
+def is_bound(axis_name: str) -> bool:
+    """Whether a mapping over this axis is being traced, one by `vmap` included."""
+    try:
+        jax.lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True
+
+
+def own_mesh(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
+    """Puts `mesh` in the place of one that the user has set, if any.
+
+    Under a mesh with explicit axes JAX asks every operation for the layout of its
+    result on that mesh.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.set_mesh(mesh)
 
 
 def _varying(value: object) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """What the rest of keras_mirror calls on the JAX backend."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from keras_mirror._engine import StepReport
 from keras_mirror._jax import (
     batch,
     collectives,
+    compat,
     global_view,
     mesh,
     report,
@@ -44,6 +46,9 @@ class JaxEngine:
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
         return batch.place_inputs(inputs, strategy.mesh)
+
+    def call_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
+        return compat.own_mesh(strategy.mesh)
 
     def bring_home(self, model: Any) -> bool:
         return state.bring_home(state.model_variables(model))

@@ -146,9 +146,8 @@ def _region_one(
 
 def _split_gradients(model: Any, grads: list[Any]) -> tuple[dict[int, Any], list[Any]]:
     """Takes out what carries values rather than gradients (float8 scales)."""
-    count = jax.lax.axis_size(AXIS)  # undoes the share of the loss
     overwritten = {
-        i: jax.lax.pmax(grads[i], AXIS) * count
+        i: jax.lax.pmax(grads[i], AXIS)
         for i, variable in enumerate(model.trainable_variables)
         if variable.overwrite_with_gradient
     }

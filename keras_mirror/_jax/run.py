@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from keras_mirror import _context, errors
 from keras_mirror._jax import random
 from keras_mirror._jax.collectives import combine, is_float, sum_and_mean
-from keras_mirror._jax.compat import shard_map
+from keras_mirror._jax.compat import own_mesh, shard_map
 from keras_mirror._jax.mesh import AXIS
 
 
@@ -49,6 +49,8 @@ class _Recording(keras.StatelessScope):
         super().__init__()
         self._replica_id = replica_id
         self.updates: dict[int, tuple[Any, jax.Array]] = {}
+        # Variables that a layer made in here: they have no values yet.
+        self.made: list[Any] = []
 
     def add_update(self, update: tuple[Any, jax.Array]) -> None:
         super().add_update(update)
@@ -56,6 +58,9 @@ class _Recording(keras.StatelessScope):
 
     def get_current_value(self, variable: Any) -> Any:
         found = super().get_current_value(variable)
+        if found is None and variable._value is None:
+            self.made.append(variable)
+            return None  # Keras puts its first value there
         if found is None and random.is_seed(variable):
             return random.fold_in(variable._value, self._replica_id)
         return found
@@ -118,11 +123,19 @@ def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[An
                     "same strategy.",
                     sharding,
                 )
+            array = jax.device_get(array)  # each replica gets it whole
+        elif _is_on_other_devices(array, mesh):
             array = jax.device_get(array)
         arrays.append(array)
         specs.append(P(AXIS) if own or _is_by_rows(array, mesh) else P())
         places.append(place)
     return arrays, specs, places
+
+
+def _is_on_other_devices(array: Any, mesh: Mesh) -> bool:
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return False
+    return array.sharding.device_set != set(mesh.devices.flat)
 
 
 def _as_result(leaf: Any) -> jax.Array:
@@ -149,6 +162,7 @@ def run(
             fn,
         )
     assigned: list[Any] = []
+    made: list[Any] = []
 
     def local(*parts: Any) -> Any:
         own = list(leaves)
@@ -158,17 +172,35 @@ def run(
         here = _context.ReplicaContext(jax.lax.axis_index(AXIS), mesh.size, AXIS)
         with _context.replica(here), _Recording(here.replica_id) as recording:
             result = fn(*own_args, **own_kwargs)
+        made[:] = recording.made
+        if made:
+            return None, []
         assigned[:] = [variable for variable, _ in recording.updates.values()]
         return jax.tree.map(_as_result, result), recording.merged(mesh.size)
 
-    mapped = shard_map(
-        local,
-        mesh=mesh,
-        in_specs=tuple(specs),
-        out_specs=(P(AXIS), P()),
-        check_vma=False,
-    )
-    result, values = jax.jit(mapped)(*arrays)
+    def call() -> Any:
+        mapped = shard_map(
+            lambda *parts: local(*parts),  # a function that JAX has not traced yet
+            mesh=mesh,
+            in_specs=tuple(specs),
+            out_specs=(P(AXIS), P()),
+            check_vma=False,
+        )
+        # What a layer makes when it is first called gets its values at the end of
+        # the outermost scope, which must lie outside of the traced program.
+        with keras.StatelessScope():
+            return jax.jit(mapped)(*arrays)
+
+    with own_mesh(mesh):
+        result, values = call()
+        if made:
+            result, values = call()
+    if made:
+        raise errors.RunArgumentError(
+            f"The function makes variables at every call ({made[0].path} is one); "
+            "make them outside, or once.",
+            fn,
+        )
     for variable, value in zip(assigned, values, strict=True):
         variable.assign(value)
     return jax.tree.map(PerReplica, result)

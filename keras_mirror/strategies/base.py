@@ -57,7 +57,7 @@ def check_devices(devices: object, available: Sequence[str]) -> list[str]:
     """
     if devices is None:
         return list(available)
-    if isinstance(devices, str) or hasattr(devices, "platform"):
+    if isinstance(devices, (str, bytes)) or hasattr(devices, "platform"):
         devices = [devices]
     if not isinstance(devices, Iterable):
         raise errors.UnknownDeviceError(devices, available)

@@ -127,6 +127,23 @@ def test_own_shard_map_loop_matches_one_device(check_vma, axis_name):
     assert_same("weights", trainable, one_device_steps())
 
 
+def test_own_vmap_over_a_named_axis_matches_one_device():
+    model, trainable, loss = loop_data()
+    optimizer = km.DistributedOptimizer(sgd(), axis_name="rows")
+    optimizer.build(model.trainable_variables)
+    state = [v.value for v in optimizer.variables]
+
+    @functools.partial(jax.vmap, in_axes=(None, None, 0, 0), axis_name="rows")
+    def step(trainable, state, x, y):
+        grads = jax.grad(loss)(trainable, x, y)
+        return optimizer.stateless_apply(state, grads, trainable)
+
+    for _ in range(3):
+        found = step(trainable, state, X[:24].reshape(4, 6, 5), Y[:24].reshape(4, 6, 2))
+        trainable, state = jax.tree.map(lambda value: value[1], found)
+    assert_same("weights", trainable, one_device_steps())
+
+
 def test_own_pmap_loop_matches_one_device():
     model, trainable, loss = loop_data()
     optimizer = km.DistributedOptimizer(sgd())

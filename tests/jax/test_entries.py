@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -186,3 +187,10 @@ def test_bound_model_stays_bound_when_the_switch_changes(one_device):
     model = compile_with(fresh(), distribution="mirrored")
     km.set_strategy("one_device")
     assert_trains_like(one_device, model, 4)
+
+
+def test_a_mesh_that_the_user_has_set_does_not_matter(one_device):
+    with jax.set_mesh(jax.make_mesh((4,), ("data",))):
+        model = compile_with(fresh(), distribution="mirrored")
+        assert_trains_like(one_device, model, 4)
+        assert model(x[:3]).shape == model.predict(x[:3], verbose=0).shape

@@ -7,8 +7,11 @@ from keras import layers, optimizers
 from parity import (
     assert_same,
     check,
+    compiled,
     fit,
     fit_evaluate_predict,
+    mirrored,
+    mlp,
     numbers,
     run_on_one_device,
     run_on_replicas,
@@ -75,6 +78,19 @@ def test_global_policy_wraps_the_optimizer_as_on_one_device():
     compile_args = lambda: {"optimizer": sgd(), "loss": "mse"}  # noqa: E731
     want, _ = check(build, compile_args, drive, tolerance=FLOAT16)
     assert 0 < want.result["steps"] <= 8
+
+
+@pytest.mark.parametrize("view", ["auto", "replica"])
+def test_float8_scales_are_those_of_one_device(view):
+    x, y = numbers(16)
+
+    def build():
+        model = mlp()
+        for dense in model.layers:
+            dense.quantize("float8")
+        return model
+
+    check(build, compiled(), fit(x, y), strategy=mirrored(view=view), tolerance=1e-4)
 
 
 def test_float32_loss_scaling_matches_one_device_exactly():

@@ -96,6 +96,51 @@ def test_a_training_loop_matches_one_device():
     assert_same("weights", trainable, want)
 
 
+def test_model_and_optimizer_may_be_built_by_the_first_run():
+    strategy = mirrored()
+    x, y = X / 24, X[:, :1] / 24
+    batch = next(iter(strategy.distribute_dataset([(x, y)])))
+
+    def model_and_optimizer(wrap):
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential(
+            [keras.layers.Dense(4, "tanh", name="a"), keras.layers.Dense(1, name="b")]
+        )
+        return model, wrap(keras.optimizers.SGD(0.1, momentum=0.9))
+
+    def step_of(model, optimizer):
+        def step(x, y):
+            if not model.built:
+                model(x)
+            weights = model.trainable_variables
+
+            def loss(values):
+                y_pred, _ = model.stateless_call(values, [], x)
+                return jnp.mean((y - y_pred) ** 2)
+
+            value, grads = jax.value_and_grad(loss)([w.value for w in weights])
+            optimizer.apply(grads, weights)
+            return value
+
+        return step
+
+    model, optimizer = model_and_optimizer(km.DistributedOptimizer)
+    step = step_of(model, optimizer)
+    found = [float(strategy.reduce("mean", strategy.run(step, batch))) for _ in "123"]
+    plain, optimizer = model_and_optimizer(lambda inner: inner)
+    step = step_of(plain, optimizer)
+    assert_same("losses", found, [float(step(x, y)) for _ in "123"])
+    assert_same("weights", model.get_weights(), plain.get_weights())
+    assert np.isfinite(model(x)).all()
+
+
+def test_an_array_on_another_device_arrives_whole():
+    strategy = mirrored()
+    x = jax.device_put(X, jax.devices()[3])
+    found = strategy.run(lambda x: x, (x,))
+    assert_same("arrived", list(found.values), [X] * 4)
+
+
 def test_a_batch_that_does_not_divide_is_refused():
     strategy = mirrored()
     with pytest.raises(km.errors.UnevenBatchError, match=r"\(6, 3\).*4 replicas"):
@@ -174,6 +219,11 @@ WRONG = {
         lambda s, v: s.run(lambda: s.run(lambda: 1.0)),
         km.errors.RunArgumentError,
         "outside of a replica",
+    ),
+    "new layer": (
+        lambda s, v: s.run(lambda x: keras.layers.Dense(2)(x), (X,)),
+        km.errors.RunArgumentError,
+        "variables at every call",
     ),
     "inside jit": (
         lambda s, v: jax.jit(lambda x: s.run(jnp.sum, (x,)).stacked)(X),
