@@ -90,7 +90,9 @@ def test_float8_scales_are_those_of_one_device(view):
             dense.quantize("float8")
         return model
 
-    check(build, compiled(), fit(x, y), strategy=mirrored(view=view), tolerance=1e-4)
+    # A gradient of a bias is a sum that is rounded to bfloat16.
+    strategy = mirrored(view=view)
+    check(build, compiled(), fit(x, y), strategy=strategy, tolerance=FLOAT16)
 
 
 def test_float32_loss_scaling_matches_one_device_exactly():
