@@ -1,6 +1,7 @@
 """Callbacks see global values, and may read and save the model at any batch."""
 
 import csv
+import functools
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -218,6 +219,19 @@ def test_each_batch_method_is_called_as_on_one_device(method):
 
     want, _ = check(mlp, compiled(), drive)
     assert want.result["seen"]
+
+
+def test_a_method_that_looks_like_the_default_is_called():
+    """functools.wraps copies the mark that Keras puts on its own methods."""
+    seen = []
+
+    class Wrapped(callbacks.Callback):
+        @functools.wraps(callbacks.Callback.on_train_batch_end)
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+
+    run_on_replicas(mlp, compiled(), fit(x, y, callbacks=[Wrapped()]))
+    assert seen == [0, 1, 2, 3] * 2
 
 
 def test_a_step_that_no_callback_hears_of_wakes_no_thread(monkeypatch):
