@@ -16,8 +16,12 @@ if not _is_command_line():
     from keras_mirror import errors as errors
     from keras_mirror._context import ReplicaContext as ReplicaContext
     from keras_mirror._context import replica_context as replica_context
+    from keras_mirror.cluster import ClusterSpec as ClusterSpec
     from keras_mirror.optimizer import DistributedOptimizer as DistributedOptimizer
     from keras_mirror.strategies import MirroredStrategy as MirroredStrategy
+    from keras_mirror.strategies import (
+        MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+    )
     from keras_mirror.strategies import OneDeviceStrategy as OneDeviceStrategy
     from keras_mirror.strategies import Strategy as Strategy
     from keras_mirror.strategies import get_strategy as get_strategy
@@ -28,13 +32,13 @@ if not _is_command_line():
 
 def __getattr__(name: str) -> object:
     planned = (
-        "MultiWorkerMirroredStrategy",
         "ParameterServerStrategy",
         "CentralStorageStrategy",
     )
     if name in planned:
         raise AttributeError(
             f"This version of keras_mirror ({__version__}) does not have {name} yet. "
-            "Available: MirroredStrategy, OneDeviceStrategy."
+            "Available: MirroredStrategy, MultiWorkerMirroredStrategy, "
+            "OneDeviceStrategy."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import inspect
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,25 @@ def move_model(model: Any, target: Any) -> None:
             _engine.load().lay_out(model, current)
 
 
+# Models whose variables are the chief's since they were compiled or `fit` began.
+_started: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def begin_fit(model: Any, target: Any) -> None:
+    """Many workers: the order of rows is the chief's, and so will be the weights."""
+    _started.discard(model)
+    if isinstance(target, Strategy) and target.num_workers > 1:
+        _engine.load().share_random_state()
+
+
+def start_together(model: Any, target: Any) -> None:
+    """Many workers: gives each the chief's variables, once a compile or fit."""
+    several = isinstance(target, Strategy) and target.num_workers > 1
+    if several and model.built and model not in _started:
+        _engine.load().take_from_chief(model)
+        _started.add(model)
+
+
 def compile_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
@@ -55,6 +75,9 @@ def compile_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
             self.optimizer = _outermost(wrapper, self.optimizer)
         _context.bind(self, _context.Binding(target, options))
         move_model(self, target)
+        _started.discard(self)
+        start_together(self, target)
+        _started.discard(self)  # the optimizer has no slots yet
         return result
 
     new = inspect.Parameter(

@@ -38,6 +38,24 @@ class Engine(Protocol):
         """Names of this process' devices of the default kind, as "cpu:0"."""
         ...
 
+    def all_devices(self) -> list[str]:
+        """Names of the devices of all processes, by process."""
+        ...
+
+    def join(
+        self, membership: Any, *, timeout_seconds: int, heartbeat_seconds: int
+    ) -> tuple[int, int]:
+        """Meets the other workers; returns how many there are and which this is."""
+        ...
+
+    def take_from_chief(self, model: Any) -> None:
+        """Gives every worker the chief's variables of a model."""
+        ...
+
+    def share_random_state(self) -> None:
+        """Gives every worker the chief's state of Python's and NumPy's generators."""
+        ...
+
     def make_mesh(self, devices: Sequence[str]) -> Any:
         """The backend's one-axis mesh over `devices`."""
         ...

@@ -15,7 +15,13 @@ from typing import Any
 import keras
 
 from keras_mirror import _context, _engine, errors
-from keras_mirror._binding import binding_target, compile_under_strategy, move_model
+from keras_mirror._binding import (
+    begin_fit,
+    binding_target,
+    compile_under_strategy,
+    move_model,
+    start_together,
+)
 from keras_mirror.optimizer import DistributedOptimizer
 from keras_mirror.strategies import Strategy
 
@@ -65,6 +71,8 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
             )
         target = binding_target(self)
         with _during_call(target):
+            if original.__name__ == "fit":
+                begin_fit(self, target)
             try:
                 return original(self, *args, **kwargs)
             except ValueError as error:
@@ -112,6 +120,7 @@ def _make_function(kind: str) -> Callable[[Any], Any]:
             target = binding_target(self)
             existing = getattr(self, attribute, None)
             move_model(self, target)
+            start_together(self, target)
             if existing is not None and not hasattr(existing, "strategy"):
                 return original(self, force)  # the user's own: Keras keeps it
             strategy = target if isinstance(target, Strategy) else None

@@ -236,3 +236,55 @@ class StrategySetAsideWarning(UserWarning):
             f"while the strategy is {strategy!r}. Call "
             "keras.distribution.set_distribution(None) to train under the strategy."
         )
+
+
+class ClusterSpecError(KerasMirrorError, ValueError):
+    """A cluster that is described wrongly."""
+
+    def __init__(self, source: str, field: str, value: object, rule: str):
+        super().__init__(
+            f"{source} describes the cluster wrongly at {field}. {rule} "
+            f"Received: {value!r}."
+        )
+
+
+class ClusterStartError(KerasMirrorError, RuntimeError):
+    """The workers of a cluster did not come together."""
+
+    def __init__(self, coordinator: str | None, what: str, fix: str):
+        super().__init__(f"{what} Received: coordinator={coordinator!r}. {fix}")
+
+
+class LateWorkerError(KerasMirrorError, RuntimeError):
+    """Workers that others have waited for in vain."""
+
+    def __init__(self, what: str, late: Sequence[int], count: int, seconds: float):
+        names = ", ".join(f"worker {index}" for index in late)
+        super().__init__(
+            f"All {count} workers must come to the same point of the program: {what}. "
+            f"Received nothing from {names} within {seconds:g} seconds. "
+            "See the logs of that worker: it died, hangs, or runs another program."
+        )
+
+
+class WorkersDifferError(KerasMirrorError, RuntimeError):
+    """Workers that bring different things to where they must agree."""
+
+    def __init__(self, what: str, values: Sequence[object]):
+        listed = "; ".join(f"worker {i}: {value!r}" for i, value in enumerate(values))
+        super().__init__(
+            f"All workers must bring the same {what}, since each computes its rows of "
+            f"one global batch. Received: {listed}. Give every worker the same data "
+            "and the same arguments."
+        )
+
+
+class AloneWarning(UserWarning):
+    """A strategy for many workers in a process that is alone."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "MultiWorkerMirroredStrategy found no cluster and runs with one worker. "
+            "Set TF_CONFIG or KERAS_DISTRIBUTION_*, pass a ClusterSpec, or start the "
+            "program with a scheduler."
+        )

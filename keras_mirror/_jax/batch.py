@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.experimental import sparse
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror import errors
-from keras_mirror._jax.mesh import by_rows, replicated
+from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,28 @@ def _own(leaf: Any) -> Any:
 def _put_irregular(leaf: Any, mesh: Mesh) -> Any:
     divisible = not _is_sparse(leaf) and leaf.ndim and leaf.shape[0] % mesh.size == 0
     sharding = by_rows(mesh) if divisible else replicated(mesh)
+    if spans_processes(mesh):
+        return _from_here(leaf, sharding)
     return jax.device_put(_own(leaf), sharding)
 
 
 def _on_mesh(leaves: list[Any], mesh: Mesh) -> list[jax.Array]:
-    return jax.device_put(leaves, by_rows(mesh))
+    if not spans_processes(mesh):
+        return jax.device_put(leaves, by_rows(mesh))
+    return [_from_here(leaf, by_rows(mesh)) for leaf in leaves]
+
+
+def _from_here(leaf: Any, sharding: NamedSharding) -> jax.Array:
+    """An array over all processes; each brings what lies on its own devices."""
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
+        return leaf
+    if _is_sparse(leaf):
+        return jax.tree.map(lambda part: _from_here(part, sharding), leaf)
+    host = np.asarray(leaf)
+    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
+    return jax.make_array_from_callback(
+        host.shape, sharding, lambda index: host[index].astype(dtype, copy=False)
+    )
 
 
 def _away(leaf: Any, mesh: Mesh) -> bool:
@@ -120,6 +137,7 @@ def prepare(data: Any, mesh: Mesh, *, on_mesh: bool = True) -> StepBatch:
 
 def place_inputs(inputs: Any, mesh: Mesh) -> Any:
     """Copies to the mesh what lies on other devices; nests of any leaves."""
+    mesh = at_home(mesh)
     devices = set(mesh.devices.flat)
 
     def move(leaf: Any) -> Any:

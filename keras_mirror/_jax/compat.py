@@ -1,6 +1,7 @@
 """The one place that knows differences between JAX versions."""
 
 import contextlib
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
@@ -33,6 +34,40 @@ def own_mesh(mesh: Mesh) -> contextlib.AbstractContextManager[object]:
     if jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     return jax.set_mesh(mesh)
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has looked for its devices, after which no cluster can be joined."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def client() -> Any:
+    """The client of JAX's coordination service, which has a key-value store."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def process_count() -> int:
+    """How many processes have joined; 1 without looking for devices where none."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
+
+
+def initialize(membership: Any, timeout_seconds: int, heartbeat_seconds: int) -> None:
+    """Joins the cluster."""
+    bind = None
+    if membership.index == 0 and membership.coordinator is not None:
+        bind = membership.coordinator  # that interface, not all of them
+    jax.distributed.initialize(
+        coordinator_address=membership.coordinator,
+        num_processes=membership.num_workers,
+        process_id=membership.index,
+        initialization_timeout=timeout_seconds,
+        heartbeat_timeout_seconds=heartbeat_seconds,
+        coordinator_bind_address=bind,
+    )
 
 
 def _varying(value: object) -> frozenset[str]:

@@ -15,6 +15,7 @@ from keras_mirror._jax import (
     compat,
     global_view,
     mesh,
+    processes,
     report,
     run,
     state,
@@ -38,11 +39,31 @@ class JaxEngine:
     def local_devices(self) -> list[str]:
         return mesh.local_devices()
 
+    def all_devices(self) -> list[str]:
+        return mesh.all_devices()
+
+    def join(
+        self, membership: Any, *, timeout_seconds: int, heartbeat_seconds: int
+    ) -> tuple[int, int]:
+        processes.join(
+            membership,
+            timeout_seconds=timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+        )
+        return jax.process_count(), jax.process_index()
+
+    def take_from_chief(self, model: Any) -> None:
+        state.take_from_chief(state.model_variables(model))
+
+    def share_random_state(self) -> None:
+        processes.share_random_state()
+
     def make_mesh(self, devices: Sequence[str]) -> Any:
         return mesh.make_mesh(devices)
 
     def place_model(self, model: Any, strategy: Any) -> None:
-        state.spread(state.model_variables(model), mesh.replicated(strategy.mesh))
+        home = mesh.replicated(mesh.at_home(strategy.mesh))
+        state.spread(state.model_variables(model), home)
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
         return batch.place_inputs(inputs, strategy.mesh)

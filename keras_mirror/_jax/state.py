@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
-from keras_mirror._jax.mesh import AXIS
+from keras_mirror._jax import processes
+from keras_mirror._jax.mesh import AXIS, at_home, replicated, spans_processes
 
 
 class Part(Sequence[jax.Array]):
@@ -17,17 +19,26 @@ class Part(Sequence[jax.Array]):
     as it is.
     """
 
-    def __init__(self, values: list[jax.Array]):
+    def __init__(self, values: list[jax.Array], home: NamedSharding | None = None):
         self.values = values
+        # Where other processes have a part of the values: how this one's part is
+        # laid out, which is what Keras gets to see.
+        self._home = home
+
+    def _seen(self, value: jax.Array) -> jax.Array:
+        return value if self._home is None else lowered(value, self._home)
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.values[index]
+        found = self.values[index]
+        if isinstance(found, list):
+            return [self._seen(value) for value in found]
+        return self._seen(found)
 
     def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self.values)
+        return map(self._seen, self.values)
 
 
 class PlacedState(tuple[Part, ...]):
@@ -41,17 +52,47 @@ class PlacedState(tuple[Part, ...]):
         """The values as the compiled step takes them."""
         return tuple(part.values for part in self)
 
+    def unless_deleted(self) -> list[list[jax.Array | None]]:
+        """The values as Keras sees them, None for what a step took and kept."""
+        return [
+            [None if raw.is_deleted() else part._seen(raw) for raw in part.values]
+            for part in self
+        ]
 
-def placed(state: Any) -> PlacedState:
-    """Marks the state that a step has returned."""
-    return PlacedState(Part(list(part)) for part in state)
+
+def lifted(value: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """This process' copies as its part of one array over all processes.
+
+    Args:
+        value: Replicated over this process' part of the mesh.
+        sharding: Replicated over the whole mesh.
+    """
+    copies = [shard.data for shard in value.addressable_shards]
+    return jax.make_array_from_single_device_arrays(value.shape, sharding, copies)
 
 
-def place_state(state: Any, sharding: NamedSharding) -> PlacedState:
-    """The state with every array laid out as `sharding` says."""
+def lowered(value: jax.Array, home: NamedSharding) -> jax.Array:
+    """Undoes `lifted`; nothing is copied."""
+    copies = [shard.data for shard in value.addressable_shards]
+    return jax.make_array_from_single_device_arrays(value.shape, home, copies)
+
+
+def placed(state: Any, mesh: Mesh) -> PlacedState:
+    """Marks the state that a step over `mesh` has returned."""
+    home = replicated(at_home(mesh)) if spans_processes(mesh) else None
+    return PlacedState(Part(list(part), home) for part in state)
+
+
+def place_state(state: Any, mesh: Mesh) -> PlacedState:
+    """The state with every array replicated over `mesh`."""
     if isinstance(state, PlacedState):
         return state
-    return placed(_laid_out(list(part), sharding) for part in state)
+    home = replicated(at_home(mesh))
+    parts = [_laid_out(list(part), home) for part in state]
+    if spans_processes(mesh):
+        everywhere = replicated(mesh)
+        parts = [[lifted(value, everywhere) for value in part] for part in parts]
+    return placed(parts, mesh)
 
 
 def _laid_out(values: list[Any], sharding: NamedSharding) -> list[jax.Array]:
@@ -126,3 +167,11 @@ def lay_out(variables: Iterable[Any], distribution: Any) -> None:
         variable._layout = None
         variable._layout = distribution.get_variable_layout(variable)
         variable.assign(value)
+
+
+def take_from_chief(variables: Iterable[Any]) -> None:
+    """Gives every worker the chief's values of these variables."""
+    pairs = _values(variables)
+    own = [np.asarray(value) for _, value in pairs]
+    for (variable, old), value in zip(pairs, processes.from_chief(own), strict=True):
+        variable.assign(jax.device_put(value, old.sharding))

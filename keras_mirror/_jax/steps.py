@@ -11,8 +11,8 @@ from keras_mirror import _context, errors
 from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
-from keras_mirror._jax.mesh import by_rows, replicated
-from keras_mirror._jax.state import PlacedState, place_state, placed
+from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
+from keras_mirror._jax.state import PlacedState, lowered, place_state, placed
 
 # On CPU devices one pool of threads both starts and runs programs. With 32 steps
 # in flight the starting of the next can hold the thread that a collective of an
@@ -38,6 +38,7 @@ class StepFunction:
         self.strategy = strategy
         self._model = model
         self._mesh = strategy.mesh
+        self._spans = spans_processes(self._mesh)
         self._in_flight: collections.deque[Any] | None = None
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             self._in_flight = collections.deque()
@@ -65,9 +66,11 @@ class StepFunction:
 
     def __call__(self, state: Any, data: Any) -> Any:
         """Runs one step; a failed one leaves the model with the state it had."""
-        state = place_state(state, replicated(self._mesh))
+        state = place_state(state, self._mesh)
         try:
-            batch = prepare(data, self._mesh, on_mesh=not self._is_compiled)
+            batch = prepare(
+                data, self._mesh, on_mesh=self._spans or not self._is_compiled
+            )
             # The variables are named by position in the state, and a model that
             # calls another model inside its step must not bind that one.
             with _context.running(self.strategy):
@@ -76,7 +79,10 @@ class StepFunction:
             self.give_back(state)
             raise
         self._wait_for_earlier_steps(outputs)
-        return outputs, placed(new_state)
+        if self._spans:
+            home = replicated(at_home(self._mesh))
+            outputs = jax.tree.map(lambda value: lowered(value, home), outputs)
+        return outputs, placed(new_state, self._mesh)
 
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
@@ -93,10 +99,14 @@ class StepFunction:
 
 
 class PredictFunction(StepFunction):
-    """Outputs stay where XLA computed them; Keras fetches them to the host."""
+    """Outputs stay where XLA computed them; Keras fetches them to the host.
+
+    Where other processes have a part of the mesh, every process gets all rows.
+    """
 
     def _out_shardings(self) -> Any:
-        return (None, replicated(self._mesh))
+        outputs = replicated(self._mesh) if self._spans else None
+        return (outputs, replicated(self._mesh))
 
 
 class TrainFunction(StepFunction):
@@ -188,10 +198,10 @@ def _give_back(model: Any, state: Any) -> None:
     step would leave the model without weights.
     """
     groups = _context.internals().state_variables(model, len(state))
-    for variables, values in zip(groups, state, strict=True):
+    parts = state.unless_deleted() if isinstance(state, PlacedState) else state
+    for variables, values in zip(groups, parts, strict=True):
         for variable, value in zip(variables, values, strict=True):
-            lost = getattr(variable, "_value", None) is None
-            if lost and not value.is_deleted():
+            if getattr(variable, "_value", None) is None and value is not None:
                 variable.assign(value)
     if getattr(model, "_jax_state", None) is None:
         model._jax_state_synced = True

@@ -8,4 +8,7 @@ from keras_mirror.strategies.current import governing as governing
 from keras_mirror.strategies.current import set_strategy as set_strategy
 from keras_mirror.strategies.current import strategy_names as strategy_names
 from keras_mirror.strategies.mirrored import MirroredStrategy as MirroredStrategy
+from keras_mirror.strategies.multi_worker import (
+    MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
+)
 from keras_mirror.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy

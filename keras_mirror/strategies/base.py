@@ -81,14 +81,23 @@ class Strategy(Distribution):
         devices: Names of the devices, one replica each.
         view: How a train step is compiled: "replica" (once per replica on its own
             rows), "global" (the one-device program over sharded arrays) or "auto".
+        available: Names of the devices to choose from; None for this process'.
     """
 
     name = "strategy"
 
-    def __init__(self, devices: Sequence[str], *, view: View = "auto"):
+    def __init__(
+        self,
+        devices: Sequence[str],
+        *,
+        view: View = "auto",
+        available: Sequence[str] | None = None,
+    ):
         if view not in VIEWS:
             raise errors.OptionValueError("view", view, VIEWS)
-        devices = check_devices(devices, _engine.load().local_devices())
+        if available is None:
+            available = _engine.load().local_devices()
+        devices = check_devices(devices, available)
         mesh = keras.distribution.DeviceMesh((len(devices),), [AXIS_NAME], devices)
         super().__init__(mesh, batch_dim_name=AXIS_NAME, auto_shard_dataset=False)
         self._devices = tuple(devices)

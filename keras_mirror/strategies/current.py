@@ -9,14 +9,16 @@ import keras
 from keras_mirror import _context, errors
 from keras_mirror.strategies.base import Distribution, Strategy
 from keras_mirror.strategies.mirrored import MirroredStrategy
+from keras_mirror.strategies.multi_worker import MultiWorkerMirroredStrategy
 from keras_mirror.strategies.one_device import OneDeviceStrategy
 
 ENVIRONMENT = "KERAS_MIRROR_STRATEGY"
 _CLASSES: dict[str, Any] = {
-    cls.name: cls for cls in (OneDeviceStrategy, MirroredStrategy)
+    cls.name: cls
+    for cls in (OneDeviceStrategy, MirroredStrategy, MultiWorkerMirroredStrategy)
 }
 # Names that users of tf.distribute will try; the next releases bring them.
-_PLANNED = ("multi_worker_mirrored", "parameter_server", "central_storage")
+_PLANNED = ("parameter_server", "central_storage")
 
 
 def strategy_names() -> list[str]:

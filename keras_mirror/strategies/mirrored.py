@@ -7,6 +7,21 @@ from keras_mirror import _engine, errors
 from keras_mirror.strategies.base import Strategy, View, check_devices
 
 
+def check_batch_norm_option(synchronize_batch_norm: object, view: object) -> None:
+    """Raises unless the option is a bool that goes with the view."""
+    if not isinstance(synchronize_batch_norm, bool):
+        raise errors.OptionValueError(
+            "synchronize_batch_norm", synchronize_batch_norm, (True, False)
+        )
+    if synchronize_batch_norm and view == "replica":
+        raise errors.IncompatibleOptionsError(
+            "synchronize_batch_norm=True",
+            'view="replica"',
+            "Whole-batch statistics need the whole batch in view.",
+            'Leave view="auto".',
+        )
+
+
 class MirroredStrategy(Strategy):
     """Synchronous training on all devices of this process.
 
@@ -55,17 +70,7 @@ class MirroredStrategy(Strategy):
         view: View = "auto",
         synchronize_batch_norm: bool = False,
     ):
-        if not isinstance(synchronize_batch_norm, bool):
-            raise errors.OptionValueError(
-                "synchronize_batch_norm", synchronize_batch_norm, (True, False)
-            )
-        if synchronize_batch_norm and view == "replica":
-            raise errors.IncompatibleOptionsError(
-                "synchronize_batch_norm=True",
-                'view="replica"',
-                "Whole-batch statistics need the whole batch in view.",
-                'Leave view="auto".',
-            )
+        check_batch_norm_option(synchronize_batch_norm, view)
         available = _engine.load().local_devices()
         super().__init__(check_devices(devices, available), view=view)
         self._synchronize_batch_norm = synchronize_batch_norm

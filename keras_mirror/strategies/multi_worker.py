@@ -1,0 +1,128 @@
+"""Many processes, the variables mirrored on every device of each."""
+
+import os
+import warnings
+from typing import Any
+
+from keras_mirror import _engine, cluster, errors
+from keras_mirror.cluster import ClusterSpec
+from keras_mirror.strategies.base import Strategy, View
+from keras_mirror.strategies.mirrored import check_batch_norm_option
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on all devices of all processes of a cluster.
+
+    Every process runs the same program. `batch_size`, and the batch of any data set,
+    is the global batch: each worker computes its own rows of it, so that W workers
+    give the numbers of one device.
+
+    Args:
+        cluster: The workers and which of them this process is. None asks, in this
+            order, TF_CONFIG, KERAS_DISTRIBUTION_*, Slurm, Open MPI, Kubernetes and
+            Cloud TPU. Without any of them it runs with one worker and says so.
+        view: As for `MirroredStrategy`.
+        synchronize_batch_norm: As for `MirroredStrategy`.
+        timeout_seconds: How long to wait for the other workers at the start.
+        heartbeat_seconds: After how long without a sign of life a worker counts as
+            dead, and the others end.
+
+    Raises:
+        ClusterSpecError: The cluster is described wrongly; the field is named.
+        ClusterStartError: JAX was used before, or the workers did not meet.
+
+    Cost: one all-reduce of the gradients per step, and one exchange of a few bytes
+    between the hosts.
+
+    Example:
+
+    ```python
+    strategy = km.MultiWorkerMirroredStrategy()  # TF_CONFIG is set
+    with strategy.scope():
+        model = build()
+        model.compile("adam", "mse")
+    model.fit(dataset)  # batches of the global batch size
+    ```
+    """
+
+    name = "multi_worker_mirrored"
+
+    def __init__(
+        self,
+        cluster: ClusterSpec | None = None,
+        *,
+        view: View = "auto",
+        synchronize_batch_norm: bool = False,
+        timeout_seconds: int = 300,
+        heartbeat_seconds: int = 30,
+    ):
+        check_batch_norm_option(synchronize_batch_norm, view)
+        _check_seconds("timeout_seconds", timeout_seconds)
+        _check_seconds("heartbeat_seconds", heartbeat_seconds)
+        membership = _membership(cluster)
+        engine = _engine.load()
+        self._num_workers, self._index = engine.join(
+            membership,
+            timeout_seconds=timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+        )
+        if self._num_workers == 1:
+            _say_alone()
+        devices = engine.all_devices()
+        super().__init__(devices, view=view, available=devices)
+        self._cluster = cluster
+        self._synchronize_batch_norm = synchronize_batch_norm
+        self._timeout_seconds = timeout_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+
+    @property
+    def num_workers(self) -> int:
+        """How many processes train together."""
+        return self._num_workers
+
+    @property
+    def worker_index(self) -> int:
+        """Which of them this is; 0 is the chief."""
+        return self._index
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return self._index == 0
+
+    @property
+    def synchronize_batch_norm(self) -> bool:
+        """Whether BatchNormalization sees the whole batch."""
+        return self._synchronize_batch_norm
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal strategy."""
+        return {
+            "cluster": self._cluster,
+            "view": self.view,
+            "synchronize_batch_norm": self.synchronize_batch_norm,
+            "timeout_seconds": self._timeout_seconds,
+            "heartbeat_seconds": self._heartbeat_seconds,
+        }
+
+
+def _membership(spec: object) -> cluster.Membership | None:
+    if spec is None:
+        return cluster.find(os.environ)
+    if not isinstance(spec, ClusterSpec):
+        raise errors.ClusterSpecError(
+            "The argument `cluster`",
+            "the whole",
+            spec,
+            "It must be a ClusterSpec(workers=[...], index=...) or None.",
+        )
+    return spec.membership()
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise errors.OptionValueError(name, value, ("a whole number of seconds",))
+
+
+def _say_alone() -> None:
+    warnings.warn(errors.AloneWarning(), stacklevel=4)
