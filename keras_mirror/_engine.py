@@ -56,6 +56,14 @@ class Engine(Protocol):
         """Gives every worker the chief's state of Python's and NumPy's generators."""
         ...
 
+    def any_worker(self, claim: bool, what: str) -> bool:
+        """Whether the claim holds on any worker; all must ask, in the same order."""
+        ...
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Lets the other workers know that this one has failed."""
+        ...
+
     def make_mesh(self, devices: Sequence[str]) -> Any:
         """The backend's one-axis mesh over `devices`."""
         ...

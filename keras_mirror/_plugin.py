@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_mirror import _context, _engine, errors
+from keras_mirror import _context, _engine, callbacks, errors
 from keras_mirror._binding import (
     begin_fit,
     binding_target,
@@ -60,7 +60,23 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
+def _recover(model: Any, target: Any, error: BaseException) -> None:
+    """After an error the model has its variables, and other workers know of it."""
+    if not isinstance(target, Strategy):
+        return
+    model.jax_state_sync()
+    theirs = (
+        errors.WorkersDifferError,
+        errors.WorkerFailedError,
+        errors.LateWorkerError,
+    )
+    if target.num_workers > 1 and not isinstance(error, theirs):
+        _engine.load().tell_failure(error)
+
+
 def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _context.replica_context() is not None:
@@ -73,9 +89,15 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
         with _during_call(target):
             if original.__name__ == "fit":
                 begin_fit(self, target)
+            if getattr(target, "num_workers", 1) > 1:
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                callbacks.for_this_worker(self, bound.arguments)
+                args, kwargs = bound.args[1:], bound.kwargs
             try:
                 return original(self, *args, **kwargs)
-            except ValueError as error:
+            except BaseException as error:
+                _recover(self, target, error)
                 if type(error).__name__ != "IndivisibleError":
                     raise
                 raise errors.IndivisibleBatchError(target, error) from error
@@ -233,10 +255,43 @@ def _batch_callback(name: str) -> Callable[[Any], Any]:
             )
             if not spared:
                 original(self, batch, logs)
+            if name == "on_train_batch_end" and getattr(self, "_km_agrees", False):
+                _agree_to_stop(self, "the end of a batch")
 
         return call
 
     return wrap
+
+
+def _agree_to_stop(callback_list: Any, what: str) -> None:
+    """What one worker's callback has stopped stops on all, after the same step."""
+    model = callback_list.model
+    wants = bool(model.stop_training)
+    model.stop_training = _engine.load().any_worker(wants, what)
+
+
+def _begins(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Many workers: whether to agree after each batch is the same on all."""
+
+    @functools.wraps(original)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        original(self, logs)
+        if getattr(_context.running_strategy(), "num_workers", 1) > 1:
+            # Callbacks on a thread of their own cannot stop a certain step.
+            may_stop = not self._async_train
+            self._km_agrees = _engine.load().any_worker(may_stop, "the start of fit")
+
+    return on_train_begin
+
+
+def _epoch_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> None:
+        original(self, epoch, logs)
+        if getattr(_context.running_strategy(), "num_workers", 1) > 1:
+            _agree_to_stop(self, "the end of an epoch")
+
+    return on_epoch_end
 
 
 def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -265,6 +320,18 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (BatchNormalization, "_moments", _moments, "its batch statistics"),
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
     ]
+    names += [
+        (CallbackList, "on_train_begin", _begins, "whether workers agree to stop"),
+        (CallbackList, "on_epoch_end", _epoch_ends, "workers agree to stop"),
+    ]
+    for owner, name in (
+        (keras.Model, "save"),
+        (keras.Model, "save_weights"),
+        (keras.Model, "export"),
+        (keras.callbacks.BackupAndRestore, "_save_model"),
+        (keras.callbacks.BackupAndRestore, "on_train_end"),
+    ):
+        names.append((owner, name, callbacks.chief_only, "the chief writes files"))
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):
             name = f"on_{kind}_batch_{side}"

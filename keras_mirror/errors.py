@@ -288,3 +288,13 @@ class AloneWarning(UserWarning):
             "Set TF_CONFIG or KERAS_DISTRIBUTION_*, pass a ClusterSpec, or start the "
             "program with a scheduler."
         )
+
+
+class WorkerFailedError(KerasMirrorError, RuntimeError):
+    """Another worker raised an error; this one stops with it."""
+
+    def __init__(self, index: int, said: str):
+        super().__init__(
+            f"Workers train together, and worker {index} has failed. "
+            f"Received: {said}. See the log of that worker."
+        )

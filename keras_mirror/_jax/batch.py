@@ -23,11 +23,13 @@ class StepBatch:
         data: The nest of arrays that the step gets.
         rows: How many leading rows are real where the batch was padded, else None.
         is_even: Whether every array is divided by rows without padding.
+        own: Which rows this worker brought, where each brings a part of its own.
     """
 
     data: Any
     rows: int | None
     is_even: bool
+    own: slice | None = None
 
     @property
     def is_by_rows(self) -> bool:
@@ -121,6 +123,8 @@ def prepare(data: Any, mesh: Mesh, *, on_mesh: bool = True) -> StepBatch:
         by repeating rows, to be sliced off inside the step. Arrays that share no
         common number of rows, and sparse ones, are laid out one by one.
     """
+    if isinstance(data, StepBatch):
+        return data
     leaves, structure = _flatten(data)
     rows = _common_rows(leaves)
     if not rows:

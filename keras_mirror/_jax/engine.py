@@ -58,6 +58,12 @@ class JaxEngine:
     def share_random_state(self) -> None:
         processes.share_random_state()
 
+    def any_worker(self, claim: bool, what: str) -> bool:
+        return any(processes.exchange(claim, what))
+
+    def tell_failure(self, error: BaseException) -> None:
+        processes.tell_failure(error)
+
     def make_mesh(self, devices: Sequence[str]) -> Any:
         return mesh.make_mesh(devices)
 
@@ -81,15 +87,21 @@ class JaxEngine:
         binding = _context.binding_of(model)
         reduction = binding.reduction.reduction if binding else "mean"
         step = steps.TrainFunction(model, strategy, reduction)
-        return steps.over_iterator(step, model.steps_per_execution, _last)
+        return steps.over_iterator(
+            step, model.steps_per_execution, _last, what="a batch to train on"
+        )
 
     def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
         step = steps.StepFunction(model, strategy, global_view.test_step(model))
-        return steps.over_iterator(step, model.steps_per_execution, _last)
+        return steps.over_iterator(
+            step, model.steps_per_execution, _last, what="a batch to evaluate"
+        )
 
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
         step = steps.PredictFunction(model, strategy, global_view.predict_step(model))
-        return steps.over_iterator(step, model.steps_per_execution, _concatenated)
+        return steps.over_iterator(
+            step, model.steps_per_execution, _concatenated, what="a batch to predict"
+        )
 
     def batches(
         self,

@@ -15,6 +15,7 @@ from keras_mirror._jax import compat
 
 # How long a worker waits for the others at one place of the program.
 LATE_SECONDS = 60.0
+_FAILED = "failed"
 _numbers = itertools.count()
 
 
@@ -67,13 +68,17 @@ def _check_adopted(membership: Any) -> None:
         if membership is None or membership.num_workers is None
         else (membership.num_workers, membership.index)
     )
-    if found != asked:
+    if membership is not None and found != asked:
         raise errors.ClusterStartError(
             membership.coordinator,
             f"This process is worker {found[1]} of {found[0]} already, and cannot be "
             f"worker {asked[1]} of {asked[0]} (by {membership.source}) as well.",
             "Leave out the argument `cluster`, or start a new process.",
         )
+
+
+def _key(number: int, index: int) -> str:
+    return f"keras_mirror/{number}/{index}"
 
 
 def exchange(value: Any, what: str, *, late_seconds: float = LATE_SECONDS) -> list[Any]:
@@ -83,43 +88,56 @@ def exchange(value: Any, what: str, *, late_seconds: float = LATE_SECONDS) -> li
 
     Args:
         value: Anything that JSON can hold.
-        what: What is agreed on, for the error.
+        what: What is agreed on; all must name the same.
+        late_seconds: How long to wait for the others.
 
     Returns:
-        The values of all workers, by index.
+        The values of all workers, by index, as JSON gives them back.
 
     Raises:
         LateWorkerError: A worker did not come; it is named.
+        WorkerFailedError: A worker has told the others that it failed.
+        WorkersDifferError: A worker came for something else.
     """
     number, me = next(_numbers), jax.process_index()
     client = compat.client()
-    client.key_value_set(f"keras_mirror/{number}/{me}", json.dumps(value))
+    client.key_value_set(_key(number, me), json.dumps([what, value]))
+    told = _hear(number, what, late_seconds)
+    for index, (said, other) in enumerate(told):
+        if said == _FAILED:
+            raise errors.WorkerFailedError(index, other)
+    places = [said for said, _ in told]
+    if len(set(places)) > 1:
+        raise errors.WorkersDifferError("place of the program", places)
+    # All have read what was said two places ago.
+    if number >= 2:
+        client.key_value_delete(_key(number - 2, me))
+    return [other for _, other in told]
+
+
+def _hear(number: int, what: str, late_seconds: float) -> list[Any]:
+    client, count = compat.client(), jax.process_count()
     deadline = time.monotonic() + late_seconds
     found: list[Any] = []
     late: list[int] = []
-    for index in range(jax.process_count()):
+    for index in range(count):
         left = max(0.05, deadline - time.monotonic())
         try:
-            text = client.blocking_key_value_get(
-                f"keras_mirror/{number}/{index}", int(1000 * left)
-            )
+            text = client.blocking_key_value_get(_key(number, index), int(1000 * left))
         except Exception:  # noqa: BLE001  jaxlib has no type of its own for it
             late.append(index)
             continue
         found.append(json.loads(text))
     if late:
-        raise errors.LateWorkerError(what, late, jax.process_count(), late_seconds)
-    # All have read what was said two places ago.
-    if number >= 2:
-        client.key_value_delete(f"keras_mirror/{number - 2}/{me}")
+        raise errors.LateWorkerError(what, late, count, late_seconds)
     return found
 
 
-def agree(value: Any, what: str) -> None:
-    """Raises WorkersDifferError on every worker unless all bring the same value."""
-    values = exchange(value, what)
-    if any(other != values[0] for other in values):
-        raise errors.WorkersDifferError(what, values)
+def tell_failure(error: BaseException) -> None:
+    """Lets the others know, at their next place of agreement, that this one failed."""
+    said = f"{type(error).__name__}: {error}"
+    key = _key(next(_numbers), jax.process_index())
+    compat.client().key_value_set(key, json.dumps([_FAILED, said]))
 
 
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -145,13 +163,16 @@ def share_random_state() -> None:
 
     Keras draws from them the order in which a fit takes its rows.
     """
-    python, numpy = random.getstate(), np.random.get_state(legacy=True)
-    keys = np.asarray(numpy[1], np.uint32)
-    numbers = np.asarray([numpy[2], numpy[3], *python[1]], np.int64)
-    gauss = np.asarray([numpy[4]], np.float64)
-    keys, numbers, gauss = from_chief([keys, numbers, gauss])
-    np.random.set_state(
-        (numpy[0], keys, int(numbers[0]), int(numbers[1]), float(gauss[0]))
+    python = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    position, has_gauss, gauss = rest
+    keys, numbers, gauss = from_chief(
+        [
+            np.asarray(keys, np.uint32),
+            np.asarray([position, has_gauss, *python[1]], np.int64),
+            np.asarray([gauss], np.float64),
+        ]
     )
-    words = tuple(int(word) for word in numbers[2:])
-    random.setstate((python[0], words, None))
+    position, has_gauss, *words = (int(number) for number in numbers)
+    np.random.set_state((str(name), keys, position, has_gauss, float(gauss[0])))
+    random.setstate((python[0], tuple(words), None))

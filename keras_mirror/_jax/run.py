@@ -18,6 +18,9 @@ from keras_mirror._jax.collectives import combine, is_float, sum_and_mean
 from keras_mirror._jax.compat import own_mesh, shard_map
 from keras_mirror._jax.mesh import AXIS
 
+# A function may build a layer in each of its first passes, if not for ever.
+_MOST_PASSES = 5
+
 
 @dataclass(frozen=True)
 class PerReplica:
@@ -192,9 +195,10 @@ def run(
             return jax.jit(mapped)(*arrays)
 
     with own_mesh(mesh):
-        result, values = call()
-        if made:
+        for _ in range(_MOST_PASSES):
             result, values = call()
+            if not made:
+                break
     if made:
         raise errors.RunArgumentError(
             f"The function makes variables at every call ({made[0].path} is one); "

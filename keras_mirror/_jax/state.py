@@ -77,6 +77,11 @@ def lowered(value: jax.Array, home: NamedSharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(value.shape, home, copies)
 
 
+def replicate(values: Any, mesh: Mesh) -> Any:
+    """A nest of arrays of any layout over `mesh`, each whole on every device."""
+    return jax.jit(lambda value: value, out_shardings=replicated(mesh))(values)
+
+
 def placed(state: Any, mesh: Mesh) -> PlacedState:
     """Marks the state that a step over `mesh` has returned."""
     home = replicated(at_home(mesh)) if spans_processes(mesh) else None

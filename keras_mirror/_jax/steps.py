@@ -1,6 +1,7 @@
 """A model's compiled steps: which view runs, and the calling of it."""
 
 import collections
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,8 @@ from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
-from keras_mirror._jax.state import PlacedState, lowered, place_state, placed
+from keras_mirror._jax.state import PlacedState, lowered, place_state, placed, replicate
+from keras_mirror._jax.worker_batches import WorkerBatches
 
 # On CPU devices one pool of threads both starts and runs programs. With 32 steps
 # in flight the starting of the next can hold the thread that a collective of an
@@ -80,9 +82,22 @@ class StepFunction:
             raise
         self._wait_for_earlier_steps(outputs)
         if self._spans:
+            if not self._is_compiled:  # else the program's result lies like this
+                outputs, new_state = replicate((outputs, new_state), self._mesh)
             home = replicated(at_home(self._mesh))
             outputs = jax.tree.map(lambda value: lowered(value, home), outputs)
+            outputs = self._for_this_worker(outputs, batch)
         return outputs, placed(new_state, self._mesh)
+
+    def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
+        return outputs
+
+    def worker_batches(self, what: str) -> WorkerBatches | None:
+        """How batches are taken where other processes have a part of the mesh."""
+        if not self._spans:
+            return None
+        is_own_part = self.strategy.auto_shard == "off"
+        return WorkerBatches(self._mesh, what, is_own_part=is_own_part)
 
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
@@ -107,6 +122,11 @@ class PredictFunction(StepFunction):
     def _out_shardings(self) -> Any:
         outputs = replicated(self._mesh) if self._spans else None
         return (outputs, replicated(self._mesh))
+
+    def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
+        if batch.own is None:
+            return outputs
+        return jax.tree.map(lambda value: value[batch.own], outputs)
 
 
 class TrainFunction(StepFunction):
@@ -201,14 +221,23 @@ def _give_back(model: Any, state: Any) -> None:
     parts = state.unless_deleted() if isinstance(state, PlacedState) else state
     for variables, values in zip(groups, parts, strict=True):
         for variable, value in zip(variables, values, strict=True):
-            if getattr(variable, "_value", None) is None and value is not None:
+            held = getattr(variable, "_value", None)
+            is_lost = held is None or (
+                isinstance(held, jax.Array) and held.is_deleted()
+            )
+            if is_lost and value is not None:
                 variable.assign(value)
-    if getattr(model, "_jax_state", None) is None:
-        model._jax_state_synced = True
+    # Else Keras would put the state of the step before back, which is donated, at
+    # the next look at the model.
+    model._jax_state_synced = True
 
 
 def over_iterator(
-    step: StepFunction, steps_per_execution: int, join: Callable[[list[Any]], Any]
+    step: StepFunction,
+    steps_per_execution: int,
+    join: Callable[[list[Any]], Any],
+    *,
+    what: str,
 ) -> Callable[[Any, Iterator[Any]], Any]:
     """What Keras calls as `model.train_function` and its siblings.
 
@@ -216,11 +245,15 @@ def over_iterator(
         step: One step.
         steps_per_execution: How many batches one call takes; fewer at the end.
         join: Puts the outputs of these steps together.
+        what: What the steps do, for errors.
     """
+    together = step.worker_batches(what)
 
     def function(state: Any, iterator: Iterator[Any]) -> Any:
         found = []
         take = iterator.take if isinstance(iterator, Batches) else iterator.__next__
+        if together is not None:
+            take = functools.partial(together.take, take)
         for _ in range(steps_per_execution):
             try:
                 data = take()

@@ -2,12 +2,15 @@
 
 import os
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 from keras_mirror import _engine, cluster, errors
 from keras_mirror.cluster import ClusterSpec
 from keras_mirror.strategies.base import Strategy, View
 from keras_mirror.strategies.mirrored import check_batch_norm_option
+
+AUTO_SHARD = ("auto", "data", "off")
+AutoShard = Literal["auto", "data", "off"]
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -21,6 +24,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         cluster: The workers and which of them this process is. None asks, in this
             order, TF_CONFIG, KERAS_DISTRIBUTION_*, Slurm, Open MPI, Kubernetes and
             Cloud TPU. Without any of them it runs with one worker and says so.
+        auto_shard: "auto" or "data": every worker has the same data, in batches of
+            the global size, and computes its rows. "off": what each worker brings
+            is its part of the global batch, of any number of rows; `predict`
+            returns the rows that it brought.
         view: As for `MirroredStrategy`.
         synchronize_batch_norm: As for `MirroredStrategy`.
         timeout_seconds: How long to wait for the other workers at the start.
@@ -51,6 +58,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         cluster: ClusterSpec | None = None,
         *,
+        auto_shard: AutoShard = "auto",
         view: View = "auto",
         synchronize_batch_norm: bool = False,
         timeout_seconds: int = 300,
@@ -59,6 +67,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         check_batch_norm_option(synchronize_batch_norm, view)
         _check_seconds("timeout_seconds", timeout_seconds)
         _check_seconds("heartbeat_seconds", heartbeat_seconds)
+        if auto_shard not in AUTO_SHARD:
+            raise errors.OptionValueError("auto_shard", auto_shard, AUTO_SHARD)
         membership = _membership(cluster)
         engine = _engine.load()
         self._num_workers, self._index = engine.join(
@@ -71,9 +81,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         devices = engine.all_devices()
         super().__init__(devices, view=view, available=devices)
         self._cluster = cluster
+        self._auto_shard: AutoShard = auto_shard
         self._synchronize_batch_norm = synchronize_batch_norm
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
+
+    @property
+    def auto_shard(self) -> AutoShard:
+        """What each worker's batches are."""
+        return self._auto_shard
 
     @property
     def num_workers(self) -> int:
@@ -99,6 +115,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """The arguments that make an equal strategy."""
         return {
             "cluster": self._cluster,
+            "auto_shard": self.auto_shard,
             "view": self.view,
             "synchronize_batch_norm": self.synchronize_batch_norm,
             "timeout_seconds": self._timeout_seconds,

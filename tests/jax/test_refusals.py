@@ -236,6 +236,56 @@ def test_data_that_fails_in_a_step_leaves_the_weights():
     model.fit(X, Y, batch_size=4, verbose=0)
 
 
+def fails_after(batches):
+    for _ in range(batches):
+        yield X[:4], Y[:4]
+    raise OSError("no such shard")
+
+
+class Fails(keras.callbacks.Callback):
+    """Raises after the second batch of anything."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch >= 1:
+            raise OSError("no such shard")
+
+    on_test_batch_end = on_predict_batch_end = on_train_batch_end
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("call", ["fit", "evaluate", "predict"])
+@pytest.mark.parametrize("culprit", ["data", "callback"])
+def test_a_call_that_fails_late_leaves_the_weights(call, group, culprit):
+    def call_it(model):
+        with pytest.raises(OSError, match="no such shard"):
+            if culprit == "callback":
+                data = (X,) if call == "predict" else (X, Y)
+                options = {"batch_size": 2, "callbacks": [Fails()], "verbose": 0}
+                getattr(model, call)(*data, **options)
+            elif call == "fit":
+                model.fit(fails_after(4), steps_per_epoch=9, verbose=0)
+            else:
+                getattr(model, call)(fails_after(4), steps=9, verbose=0)
+
+    model = compiled(distribution="mirrored", steps_per_execution=group)
+    model.fit(X, Y, batch_size=4, verbose=0)
+    loaded = model.get_weights()
+    call_it(model)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    model.set_weights(loaded)
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            # Keras brings the model up to date where a callback looks at it: not
+            # with what the failed call has left.
+            found.append(self.model.get_weights())
+
+    found = []
+    model.fit(X, Y, batch_size=4, callbacks=[Looks()], verbose=0)
+    for kept, seen in zip(loaded, found[0], strict=True):
+        np.testing.assert_array_equal(seen, kept)
+
+
 def test_a_batch_that_keras_own_distribution_cannot_take_is_named():
     model = compiled(distribution=data_parallel())
     with pytest.raises(errors.IndivisibleBatchError, match="mirrored"):

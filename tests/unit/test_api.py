@@ -10,8 +10,10 @@ import pytest
 import keras_mirror as km
 
 NAMES = [
+    "ClusterSpec",
     "DistributedOptimizer",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReplicaContext",
     "Strategy",

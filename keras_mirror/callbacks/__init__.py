@@ -1,0 +1,4 @@
+"""What Keras' callbacks lack across workers."""
+
+from keras_mirror.callbacks.chief import chief_only as chief_only
+from keras_mirror.callbacks.chief import for_this_worker as for_this_worker

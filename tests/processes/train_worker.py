@@ -1,0 +1,22 @@
+"""A worker: runs every program under MultiWorkerMirroredStrategy."""
+
+import sys
+import traceback
+
+import cluster
+import keras
+import training
+
+import keras_mirror as km
+
+strategy = km.MultiWorkerMirroredStrategy(heartbeat_seconds=15)
+km.set_strategy(strategy)
+found = {}
+for name in sys.argv[2:] or training.PROGRAMS:
+    keras.utils.clear_session()
+    try:
+        found[name] = training.run(name)
+    except Exception:
+        found[name] = traceback.format_exc()
+        print(name, found[name], flush=True)
+cluster.save(sys.argv[1], strategy.worker_index, found)

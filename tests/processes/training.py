@@ -1,0 +1,186 @@
+"""Programs that workers and one device run alike, by name."""
+
+import itertools
+
+import keras
+import numpy as np
+from keras import layers
+
+ROWS, BATCH, VALIDATION = 26, 8, 7
+_rng = np.random.default_rng(4)
+X = _rng.normal(size=(ROWS, 6)).astype("float32")
+Y = (np.tanh(X @ _rng.normal(size=(6, 1))) + np.linspace(-1, 1, ROWS)[:, None]).astype(
+    "float32"
+)
+WEIGHTS = np.linspace(0.2, 2.0, ROWS).astype("float32")
+
+
+def mlp():
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)]
+    )
+
+
+def compiled(model, **more):
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "mse", metrics=["mae", "root_mean_squared_error"], **more)
+    return model
+
+
+def used(model, data, **options):
+    """fit, evaluate and predict, and all that they leave behind."""
+    history = model.fit(**data(), epochs=2, verbose=0, **options).history
+    evaluated = model.evaluate(X, Y, batch_size=VALIDATION, verbose=0)
+    return {
+        "history": history,
+        "evaluate": evaluated,
+        "predict": model.predict(X, batch_size=BATCH, verbose=0),
+        "weights": model.get_weights(),
+        "slots": [np.asarray(v) for v in model.optimizer.variables],
+    }
+
+
+class Rows(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, i):
+        part = slice(i * BATCH, (i + 1) * BATCH)
+        return X[part], Y[part], WEIGHTS[part]
+
+
+def batches():
+    for start in range(0, ROWS, BATCH):
+        part = slice(start, start + BATCH)
+        yield X[part], Y[part]
+
+
+def endless():
+    yield from itertools.cycle(batches())
+
+
+def tf_data(unknown_length=False):
+    import tensorflow as tf
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    if unknown_length:
+        dataset = dataset.filter(lambda x, y: True)
+    return dataset.batch(BATCH)
+
+
+def torch_loader():
+    import torch
+
+    rows = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
+    return torch.utils.data.DataLoader(rows, batch_size=BATCH)
+
+
+def grain_data():
+    import grain
+
+    rows = [{"x": a, "y": b} for a, b in zip(X, Y, strict=True)]
+    dataset = grain.MapDataset.source(rows).map(lambda row: (row["x"], row["y"]))
+    return dataset.to_iter_dataset().batch(BATCH)
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False},
+    "shuffled": lambda: {"x": X, "y": Y, "batch_size": BATCH},
+    "weighted": lambda: {
+        "x": X,
+        "y": Y,
+        "sample_weight": WEIGHTS,
+        "batch_size": BATCH,
+        "validation_split": 0.2,
+    },
+    "one row": lambda: {"x": X[:9], "y": Y[:9], "batch_size": 4},
+    "jax": lambda: {
+        "x": keras.ops.convert_to_tensor(X),
+        "y": keras.ops.convert_to_tensor(Y),
+        "batch_size": BATCH,
+    },
+    "tf.data": lambda: {"x": tf_data()},
+    "unknown length": lambda: {"x": tf_data(unknown_length=True)},
+    "PyDataset": lambda: {"x": Rows(), "shuffle": True},
+    "PyDataset workers": lambda: {"x": Rows(workers=2), "shuffle": False},
+    "generator": lambda: {"x": endless(), "steps_per_epoch": 5},
+    "torch": lambda: {"x": torch_loader()},
+    "Grain": lambda: {"x": grain_data()},
+}
+
+
+def trained(data, options):
+    options = {"validation_data": (X[:VALIDATION], Y[:VALIDATION])} | options
+    if "validation_split" in DATA[data]():
+        del options["validation_data"]
+    return used(compiled(mlp()), DATA[data], **options)
+
+
+def masked_sequences():
+    tokens = np.arange(ROWS * 5).reshape(ROWS, 5) % 7
+    tokens[::3, 3:] = 0
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            layers.Embedding(7, 4, mask_zero=True),
+            layers.LSTM(5, return_sequences=True),
+            layers.Dense(1),
+        ]
+    )
+    compiled(model)
+    y = np.repeat(Y[:, None], 5, axis=1)
+    history = model.fit(tokens, y, batch_size=BATCH, epochs=2, verbose=0).history
+    return {"history": history, "weights": model.get_weights()}
+
+
+def grouped_steps():
+    model = compiled(mlp(), steps_per_execution=3)
+    return used(model, DATA["arrays"])
+
+
+def single_batches():
+    model = compiled(mlp())
+    found = []
+    for x, y in batches():
+        found.append(model.train_on_batch(x, y))
+        found.append(model.test_on_batch(x, y))
+    found.append(model.predict_on_batch(X[:5]))
+    return {"found": found, "weights": model.get_weights()}
+
+
+def own_train_step():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x) - keras.ops.mean(x)  # of the global batch
+
+    return used(compiled(Own()), DATA["arrays"])
+
+
+def unbuilt():
+    model = keras.Sequential([layers.Dense(4, "tanh"), layers.Dense(1)])
+    return used(compiled(model), DATA["shuffled"])
+
+
+def eager():
+    return used(compiled(mlp(), run_eagerly=True), DATA["arrays"])
+
+
+PROGRAMS = {
+    **{f"data: {name}": lambda name=name: trained(name, {}) for name in DATA},
+    "masks": masked_sequences,
+    "steps_per_execution": grouped_steps,
+    "on_batch": single_batches,
+    "whole-batch mean": own_train_step,
+    "unbuilt": unbuilt,
+    "run_eagerly": eager,
+}
+
+
+def run(name):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(7)
+    return PROGRAMS[name]()
