@@ -17,6 +17,7 @@ if not _is_command_line():
     from keras_mirror._context import ReplicaContext as ReplicaContext
     from keras_mirror._context import replica_context as replica_context
     from keras_mirror.cluster import ClusterSpec as ClusterSpec
+    from keras_mirror.launch.function import launch as launch
     from keras_mirror.optimizer import DistributedOptimizer as DistributedOptimizer
     from keras_mirror.strategies import MirroredStrategy as MirroredStrategy
     from keras_mirror.strategies import (

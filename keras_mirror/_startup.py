@@ -13,6 +13,6 @@ def is_command_line() -> bool:
         return True
     words = sys.orig_argv
     return any(
-        flag == "-m" and module.split(".")[0] == "keras_mirror"
+        flag == "-m" and module == "keras_mirror"
         for flag, module in zip(words, words[1:], strict=False)
     )

@@ -43,16 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser().parse_args(argv)
     except SystemExit as stop:
         return int(stop.code or 0)
-    run: Callable[[argparse.Namespace], None] = arguments.run
+    run: Callable[[argparse.Namespace], int | None] = arguments.run
     try:
-        run(arguments)
+        return run(arguments) or 0
     except UsageError as error:
         return _fail(arguments.prog, error, 2)
     except DemoError as error:
         return _fail(arguments.prog, error, 1)
     except KeyboardInterrupt:
         return _fail(arguments.prog, "interrupted", 1)
-    return 0
 
 
 def _fail(prog: str, error: object, code: int) -> int:
@@ -76,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_devices(commands)
+    _add_launch(commands)
     return parser
 
 
@@ -159,6 +159,77 @@ def _add_devices(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--json", action="store_true", help="print one JSON object to stdout"
     )
     parser.set_defaults(run=_run_devices, prog=parser.prog)
+
+
+def _add_launch(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="start worker processes that train together",
+        description=(
+            "Starts a script in several worker processes, which find each other in "
+            "MultiWorkerMirroredStrategy(); watches them, and stops all when one "
+            "fails. Their output is on stderr, prefixed by rank."
+        ),
+        epilog=f"{_EXIT_CODES}; or the exit code of the worker that failed first",
+    )
+    whole = {"type": _positive, "metavar": "N"}
+    parser.add_argument("--workers", default=1, help="on this node", **whole)
+    parser.add_argument(
+        "--devices-per-worker", help="virtual CPU devices of each worker", **whole
+    )
+    parser.add_argument("--nodes", default=1, help="nodes that launch", **whole)
+    parser.add_argument("--node-rank", default=0, type=int, metavar="K")
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where the workers meet, on node 0 (default: a free port on loopback)",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        default=0,
+        type=int,
+        metavar="N",
+        help="how often a failed job is started again (default: %(default)s)",
+    )
+    parser.add_argument("--log-dir", metavar="D", help="keep output as D/rank<k>.log")
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
+        help="the script (without -m), and arguments",
+    )
+    parser.set_defaults(run=_run_launch, prog=parser.prog)
+
+
+def _run_launch(arguments: argparse.Namespace) -> int:
+    from keras_mirror.launch.agent import launch
+    from keras_mirror.launch.config import LaunchConfig
+    from keras_mirror.launch.errors import LaunchFailedError, LaunchUsageError
+
+    command = arguments.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if arguments.module is not None:
+        command = ["-m", arguments.module, *command]
+    try:
+        launch(
+            LaunchConfig(
+                command,
+                workers=arguments.workers,
+                devices_per_worker=arguments.devices_per_worker,
+                nodes=arguments.nodes,
+                node_rank=arguments.node_rank,
+                coordinator=arguments.coordinator,
+                max_restarts=arguments.max_restarts,
+                log_dir=arguments.log_dir,
+            )
+        )
+    except LaunchUsageError as error:
+        raise UsageError(str(error)) from error
+    except LaunchFailedError as error:
+        return _fail(arguments.prog, error, error.exit_code)
+    return 0
 
 
 def _positive(text: str) -> int:

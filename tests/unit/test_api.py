@@ -20,6 +20,7 @@ NAMES = [
     "__version__",
     "errors",
     "get_strategy",
+    "launch",
     "replica_context",
     "set_strategy",
 ]

@@ -30,7 +30,8 @@ EDGES = {
         "errors",
     },
     "demo": {"demo", "display", "strategies", "_engine", "_plugin", "errors"},
-    "command_line": {"demo"},
+    "launch": {"launch"},
+    "command_line": {"demo", "launch"},
     "__main__": {"command_line"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")

@@ -1,0 +1,1 @@
+"""Starts, watches, restarts and stops worker processes. Loads no framework."""

@@ -1,0 +1,155 @@
+"""Runs one job: all workers of this node, until they end or one fails."""
+
+import pathlib
+import signal
+import socket
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from keras_mirror.launch.config import (
+    PREEMPTED_EXIT_CODE,
+    LaunchConfig,
+    free_address,
+)
+from keras_mirror.launch.errors import LaunchFailedError
+from keras_mirror.launch.worker import Worker, in_words
+
+_POLL_SECONDS = 0.05
+# When one worker dies the others often end as well, of its death. Those who end
+# within this time are looked at together, and the earliest is the cause.
+_SETTLE_SECONDS = 0.5
+_LAST_LINES = 20
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+
+
+def launch(config: LaunchConfig) -> None:
+    """Runs the workers of this node to their end.
+
+    Raises:
+        LaunchFailedError: A worker failed, and no restart was left. The message
+            names the first that did: rank, host, pid, how it ended, its last lines
+            and its log.
+    """
+    restarts = 0
+    while True:
+        failed = _Attempt(config).run()
+        if failed is None:
+            return
+        code = failed.exit_code or 0
+        if code == PREEMPTED_EXIT_CODE:
+            _say(f"worker {failed.rank} was preempted; starting again")
+            continue
+        if restarts >= config.max_restarts:
+            raise LaunchFailedError(_report(failed), code if code > 0 else 128 - code)
+        restarts += 1
+        _say(f"{_report(failed)}\nrestart {restarts} of {config.max_restarts}")
+
+
+def _say(text: str) -> None:
+    print(f"keras-mirror launch: {text}", file=sys.stderr, flush=True)
+
+
+def _report(worker: Worker) -> str:
+    code = worker.exit_code or 0
+    lines = list(worker.lines)[-_LAST_LINES:]
+    where = f"\n  log: {worker.log}" if worker.log is not None else ""
+    said = "".join(f"\n  | {line}" for line in lines)
+    return (
+        f"worker {worker.rank} failed first: host {socket.gethostname()}, pid "
+        f"{worker.pid}, {in_words(code)}{where}\n  its last lines:{said}"
+    )
+
+
+class _Attempt:
+    """The workers from one start to their end."""
+
+    def __init__(self, config: LaunchConfig):
+        self._config = config
+        self._workers: list[Worker] = []
+        self._signal: int | None = None
+
+    def run(self) -> Worker | None:
+        """Returns the worker that failed first, None where all ended well."""
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {n: signal.signal(n, self._note) for n in _PASSED_ON}
+        try:
+            self._start()
+            failed = self._watch()
+        finally:
+            self._stop()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._signal is not None:
+            name = signal.Signals(self._signal).name
+            if failed is None or failed.exit_code != PREEMPTED_EXIT_CODE:
+                code = 128 + self._signal
+                raise LaunchFailedError(f"stopped by {name}", code)
+            raise LaunchFailedError(f"saved and stopped by {name}", PREEMPTED_EXIT_CODE)
+        return failed
+
+    def _note(self, number: int, _: FrameType | None) -> Any:
+        self._signal = number
+
+    def _start(self) -> None:
+        config = self._config
+        coordinator = config.coordinator or free_address()
+        folder = None
+        if config.log_dir is not None:
+            folder = pathlib.Path(config.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+        for local in range(config.workers):
+            rank = config.rank(local)
+            log = folder / f"rank{rank}.log" if folder is not None else None
+            environment = config.worker_environment(local, coordinator)
+            self._workers.append(Worker(rank, config.arguments(), environment, log))
+
+    def _watch(self) -> Worker | None:
+        while True:
+            if self._signal is not None:
+                return self._pass_on(self._signal)
+            codes = [worker.poll() for worker in self._workers]
+            if any(code for code in codes):
+                return self._first_failed()
+            if all(code is not None for code in codes):
+                return None
+            time.sleep(_POLL_SECONDS)
+
+    def _first_failed(self) -> Worker:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while time.monotonic() < deadline:
+            for worker in self._workers:
+                worker.poll()
+            time.sleep(_POLL_SECONDS)
+        failed = [worker for worker in self._workers if worker.exit_code]
+        return min(failed, key=lambda worker: worker.ended_at or 0.0)
+
+    def _pass_on(self, number: int) -> Worker | None:
+        """Gives the workers the signal, and the time to save and end."""
+        for worker in self._workers:
+            worker.send(number)
+        self._wait(self._config.grace_seconds)
+        failed = [worker for worker in self._workers if worker.exit_code]
+        return min(failed, key=lambda w: w.ended_at or 0.0) if failed else None
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if all(worker.poll() is not None for worker in self._workers):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _stop(self) -> None:
+        """Ends what still runs: asks, waits, kills."""
+        running = [worker for worker in self._workers if worker.poll() is None]
+        for worker in running:
+            worker.send(signal.SIGTERM)
+        self._wait(self._config.grace_seconds)
+        for worker in self._workers:
+            worker.send(signal.SIGKILL)  # and what it may have left behind
+        for worker in self._workers:
+            worker.finish()
+            worker.poll()

@@ -1,0 +1,111 @@
+"""One worker process: its start, its output, and its end."""
+
+import collections
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import BinaryIO
+
+_KEPT_LINES = 200
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_launcher(launcher: int) -> None:
+    """Linux: the kernel kills the worker when the launcher dies, however it dies."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+class Worker:
+    """A process of its own process group, its output prefixed by its rank.
+
+    Args:
+        rank: Among all workers.
+        arguments: The command line.
+        environment: Its whole environment.
+        log: Where its output is kept, or None.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        log: pathlib.Path | None,
+    ):
+        self.rank = rank
+        self.log = log
+        self.ended_at: float | None = None
+        self.lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
+        launcher = os.getpid()
+        self._process = subprocess.Popen(
+            arguments,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: _die_with_launcher(launcher),
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -N where signal N ended it."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """Looks whether it has ended."""
+        code = self._process.poll()
+        if code is not None and self.ended_at is None:
+            self.ended_at = time.monotonic()
+        return code
+
+    def send(self, number: int) -> None:
+        """Sends a signal to the worker and to what it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def finish(self) -> None:
+        """Waits for the end of the process and of its output."""
+        self._process.wait()
+        self._reader.join(timeout=2)
+
+    def _read(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        with contextlib.ExitStack() as stack:
+            log: BinaryIO | None = None
+            if self.log is not None:
+                log = stack.enter_context(open(self.log, "ab"))
+            for line in stream:
+                if log is not None:
+                    log.write(line)
+                    log.flush()
+                text = line.decode(errors="replace").rstrip("\n")
+                self.lines.append(text)
+                print(f"[{self.rank}] {text}", file=sys.stderr, flush=True)
+
+
+def in_words(exit_code: int) -> str:
+    """An exit code as people say it."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"signal {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"signal {-exit_code}"

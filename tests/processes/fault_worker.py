@@ -1,0 +1,158 @@
+"""A worker in trouble: what it does is named on the command line."""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import cluster
+import keras
+import numpy as np
+import training
+
+import keras_mirror as km
+
+folder, name, *more = sys.argv[1:]
+strategy = km.MultiWorkerMirroredStrategy(heartbeat_seconds=10)
+me = strategy.worker_index
+X, Y = training.X[:24], training.Y[:24]
+keras.utils.set_random_seed(7)
+
+
+def model(**options):
+    return training.compiled(training.mlp(), distribution=strategy, **options)
+
+
+def fit(built, *, epochs=200, **options):
+    options = {"batch_size": 8, "verbose": 0} | options
+    return built.fit(X, Y, epochs=epochs, **options)
+
+
+class At(keras.callbacks.Callback):
+    """Calls a function on one worker at the end of a batch or an epoch."""
+
+    def __init__(self, worker, function, *, epoch=2, batch=None):
+        super().__init__()
+        self.here, self.function = worker == me, function
+        self.epoch, self.batch, self.now = epoch, batch, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.here and (self.now, batch) == (self.epoch, self.batch):
+            self.function(self.model)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.here and self.batch is None and epoch == self.epoch:
+            self.function(self.model)
+
+
+def kill(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def raise_(_):
+    raise ValueError("the disk is full")
+
+
+def stop(model):
+    model.stop_training = True
+
+
+def killed():
+    fit(model(), callbacks=[At(int(more[0]), kill)])
+
+
+def raises():
+    fit(model(), callbacks=[At(1, raise_)])
+
+
+def stops_at_epoch():
+    history = fit(model(), callbacks=[At(1, stop)])
+    return {"epochs": len(history.epoch)}
+
+
+def stops_at_batch():
+    built = model()
+    fit(built, epochs=5, callbacks=[At(1, stop, epoch=1, batch=1)])
+    return {"iterations": int(built.optimizer.iterations)}
+
+
+def other_batches():
+    """Worker 1 has other data than the others."""
+    rows = slice(0, 24 if me == 0 else 20)
+    model().fit(X[rows], Y[rows], batch_size=8, epochs=3, verbose=0)
+
+
+def generator_fails():
+    def source():
+        for step in range(20):
+            if me == 1 and step == 3:
+                raise OSError("no such shard")
+            yield X[:8], Y[:8]
+
+    model().fit(source(), steps_per_epoch=20, shuffle=False, verbose=0)
+
+
+def writes():
+    """Every callback that writes, with one path for all workers."""
+    path = pathlib.Path(folder) / "files"
+    path.mkdir(exist_ok=True)
+    built = model()
+    written = []
+    # Whoever opens a file for writing is heard of.
+    sys.addaudithook(
+        lambda event, args: (
+            written.append(str(args[0]))
+            if event == "open"
+            and str(args[0]).startswith(str(path))
+            and str(args[1]).startswith(("w", "a", "x"))
+            else None
+        )
+    )
+    fit(
+        built,
+        epochs=3,
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(path / "best.keras", save_best_only=True),
+            keras.callbacks.BackupAndRestore(path / "backup", delete_checkpoint=False),
+            keras.callbacks.CSVLogger(path / "log.csv"),
+            keras.callbacks.TensorBoard(path / "board"),
+            keras.callbacks.EarlyStopping(monitor="loss", patience=1),
+            keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=0),
+        ],
+    )
+    built.save(path / "last.keras")
+    built.save_weights(path / "last.weights.h5")
+    return {"written": written, "weights": built.get_weights()}
+
+
+def late():
+    """Worker 1 never comes to fit."""
+    built = model()
+    if me == 1:
+        time.sleep(60)
+    fit(built)
+
+
+def own_parts():
+    """auto_shard="off": each worker brings its own rows, not equally many."""
+    own = slice(0, 15) if me == 0 else slice(15, 24)
+
+    def source():
+        yield X[own][:6], Y[own][:6]
+        yield X[own][6:], Y[own][6:]
+
+    built = model()
+    built.fit(source(), epochs=1, shuffle=False, verbose=0)
+    predicted = built.predict(X[own], verbose=0)
+    return {"weights": built.get_weights(), "predicted": predicted}
+
+
+if name == "own_parts":
+    strategy = km.MultiWorkerMirroredStrategy(auto_shard="off")
+result = globals()[name]()
+cluster.save(folder, me, result)
+np.testing.assert_equal(me, strategy.worker_index)

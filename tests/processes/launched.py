@@ -1,0 +1,70 @@
+"""Scripts for the launcher's tests: no framework, so that each start is quick."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+rank = int(os.environ["KERAS_DISTRIBUTION_PROCESS_ID"])
+
+
+def say():
+    print(
+        f"rank {rank} of {os.environ['KERAS_DISTRIBUTION_NUM_PROCESSES']}", flush=True
+    )
+    print(os.environ.get("XLA_FLAGS"), *sys.argv[2:], flush=True)
+
+
+def fail():
+    """Worker 1 raises; the others end of it a little later, with another code."""
+    if rank == 1:
+        raise ValueError("the first cause")
+    time.sleep(0.2)
+    sys.exit(9)
+
+
+def be_killed():
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def ignore_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("child", child.pid, flush=True)
+    if rank == 1:
+        time.sleep(0.5)
+        sys.exit(3)
+    time.sleep(60)
+
+
+def wait():
+    print("pid", os.getpid(), flush=True)
+    time.sleep(60)
+
+
+def fail_twice():
+    """Counts its starts in a file; the third goes well."""
+    if rank == 0:
+        with open(sys.argv[2], "a") as file:
+            file.write("x")
+        with open(sys.argv[2]) as file:
+            starts = len(file.read())
+        if starts < 3:
+            sys.exit(4)
+
+
+def preempted():
+    """Is preempted twice, which is no failure."""
+    if rank == 0:
+        with open(sys.argv[2], "a") as file:
+            file.write("x")
+        with open(sys.argv[2]) as file:
+            starts = len(file.read())
+        if starts < 3:
+            sys.exit(75)
+
+
+globals()[sys.argv[1]]()

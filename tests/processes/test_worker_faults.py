@@ -1,0 +1,93 @@
+"""Workers that die, raise, stop or disagree: no hang, no wrong weight."""
+
+import time
+
+import cluster
+import numpy as np
+import pytest
+import training
+from parity import assert_same
+
+WORKERS = {"workers": 2, "devices": 1}
+
+
+def start(folder, *arguments):
+    return cluster.Cluster("fault_worker.py", folder, arguments=arguments, **WORKERS)
+
+
+def results(folder, name):
+    return cluster.results(
+        "fault_worker.py", folder, arguments=(name,), seconds=120, **WORKERS
+    )
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
+def test_a_killed_worker_ends_the_other(tmp_path, victim):
+    workers = start(tmp_path, "killed", str(victim))
+    assert workers.processes[victim].wait(timeout=90) == -9
+    begin = time.monotonic()
+    code = workers.wait(40)[1 - victim]
+    assert code not in (0, None), workers.logs()
+    assert time.monotonic() - begin < 40
+
+
+def test_an_error_on_one_worker_is_named_on_the_other(tmp_path):
+    workers = start(tmp_path, "raises")
+    codes = workers.wait(90)
+    assert 0 not in codes and None not in codes, workers.logs()
+    assert "worker 1 has failed" in workers.log(0), workers.logs()
+    assert "ValueError: the disk is full" in workers.log(0)
+
+
+def test_failing_data_on_one_worker_is_named_on_the_other(tmp_path):
+    workers = start(tmp_path, "generator_fails")
+    codes = workers.wait(90)
+    assert 0 not in codes and None not in codes, workers.logs()
+    assert "OSError: no such shard" in workers.log(0), workers.logs()
+
+
+def test_different_data_is_an_error_on_every_worker(tmp_path):
+    workers = start(tmp_path, "other_batches")
+    codes = workers.wait(90)
+    assert 0 not in codes and None not in codes, workers.logs()
+    for index in (0, 1):
+        assert "worker 0: 8 rows; worker 1: 4 rows" in workers.log(index)
+
+
+def test_one_worker_stops_all_after_the_same_epoch(tmp_path):
+    assert results(tmp_path, "stops_at_epoch") == [{"epochs": 3}] * 2
+
+
+def test_one_worker_stops_all_after_the_same_batch(tmp_path):
+    assert results(tmp_path, "stops_at_batch") == [{"iterations": 3 + 2}] * 2
+
+
+def test_the_chief_alone_writes(tmp_path):
+    chief, other = results(tmp_path, "writes")
+    assert not other["written"]
+    assert_same("weights", other["weights"], chief["weights"], 0)
+    names = {path.name for path in (tmp_path / "files").iterdir()}
+    assert names == {
+        "best.keras",
+        "backup",
+        "log.csv",
+        "board",
+        "last.keras",
+        "last.weights.h5",
+    }
+
+
+def test_own_parts_make_one_global_batch(tmp_path):
+    found = results(tmp_path, "own_parts")
+    training.keras.utils.set_random_seed(7)
+    model = training.compiled(training.mlp())
+    x, y = training.X[:24], training.Y[:24]
+    for rows in (
+        [*range(6), *range(15, 21)],
+        [*range(6, 15), *range(21, 24)],
+    ):
+        model.train_on_batch(x[rows], y[rows])
+    for worker in found:
+        assert_same("weights", worker["weights"], model.get_weights())
+    predicted = np.concatenate([worker["predicted"] for worker in found])
+    assert_same("predicted", predicted, model.predict(x, verbose=0))
