@@ -271,7 +271,7 @@ class WorkersDifferError(KerasMirrorError, RuntimeError):
     """Workers that bring different things to where they must agree."""
 
     def __init__(self, what: str, values: Sequence[object]):
-        listed = "; ".join(f"worker {i}: {value!r}" for i, value in enumerate(values))
+        listed = "; ".join(f"worker {i}: {value}" for i, value in enumerate(values))
         super().__init__(
             f"All workers must bring the same {what}, since each computes its rows of "
             f"one global batch. Received: {listed}. Give every worker the same data "
