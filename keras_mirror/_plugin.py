@@ -60,10 +60,18 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
+def _end_steps(model: Any, *, is_broken_off: bool) -> None:
+    for kind in ("train", "test", "predict"):
+        step = getattr(getattr(model, f"{kind}_function", None), "step", None)
+        if step is not None:
+            step.end(is_broken_off=is_broken_off)
+
+
 def _recover(model: Any, target: Any, error: BaseException) -> None:
     """After an error the model has its variables, and other workers know of it."""
     if not isinstance(target, Strategy):
         return
+    _end_steps(model, is_broken_off=True)
     model.jax_state_sync()
     theirs = (
         errors.WorkersDifferError,
@@ -95,7 +103,9 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 callbacks.for_this_worker(self, bound.arguments)
                 args, kwargs = bound.args[1:], bound.kwargs
             try:
-                return original(self, *args, **kwargs)
+                found = original(self, *args, **kwargs)
+                _end_steps(self, is_broken_off=False)
+                return found
             except BaseException as error:
                 _recover(self, target, error)
                 if type(error).__name__ != "IndivisibleError":

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,6 +41,8 @@ class StepFunction:
         self.strategy = strategy
         self._model = model
         self._mesh = strategy.mesh
+        # The newest state: what a call that is broken off leaves to the model.
+        self.latest: PlacedState | None = None
         self._spans = spans_processes(self._mesh)
         self._in_flight: collections.deque[Any] | None = None
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
@@ -59,8 +62,9 @@ class StepFunction:
     def _out_shardings(self) -> Any:
         return (replicated(self._mesh), replicated(self._mesh))
 
-    def _call(self, state: PlacedState, batch: StepBatch) -> Any:
-        return self.global_jit(batch)(state.lists(), batch.data, batch.rows)
+    def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
+        """What to call, and the arguments."""
+        return self.global_jit(batch), state.lists(), batch.data, batch.rows
 
     def global_jit(self, batch: StepBatch) -> Any:
         """The step of the global view for batches laid out as this one is."""
@@ -69,6 +73,8 @@ class StepFunction:
     def __call__(self, state: Any, data: Any) -> Any:
         """Runs one step; a failed one leaves the model with the state it had."""
         state = place_state(state, self._mesh)
+        self.latest = state
+        done: list[Any] = []
         try:
             batch = prepare(
                 data, self._mesh, on_mesh=self._spans or not self._is_compiled
@@ -76,18 +82,29 @@ class StepFunction:
             # The variables are named by position in the state, and a model that
             # calls another model inside its step must not bind that one.
             with _context.running(self.strategy):
-                outputs, new_state = self._call(state, batch)
-        except BaseException:
-            self.give_back(state)
-            raise
-        self._wait_for_earlier_steps(outputs)
-        if self._spans:
-            if not self._is_compiled:  # else the program's result lies like this
+                # By way of `map`, which keeps the result without a line of Python in
+                # between: Ctrl-C there would lose the state, the old one donated.
+                done.extend(map(*self._each_once(state, batch)))
+            outputs, new_state = done[0]
+            if self._spans and not self._is_compiled:
+                # As the compiled program's results lie.
                 outputs, new_state = replicate((outputs, new_state), self._mesh)
-            home = replicated(at_home(self._mesh))
-            outputs = jax.tree.map(lambda value: lowered(value, home), outputs)
-            outputs = self._for_this_worker(outputs, batch)
-        return outputs, placed(new_state, self._mesh)
+            self.latest = placed(new_state, self._mesh)
+            if self._spans:
+                home = replicated(at_home(self._mesh))
+                outputs = jax.tree.map(lambda value: lowered(value, home), outputs)
+                outputs = self._for_this_worker(outputs, batch)
+            self._wait_for_earlier_steps(outputs)
+        except BaseException:
+            if done:
+                self.latest = placed(done[0][1], self._mesh)
+            self.give_back(self.latest)
+            raise
+        return outputs, self.latest
+
+    def _each_once(self, state: PlacedState, batch: StepBatch) -> Iterator[Any]:
+        program, *arguments = self._program(state, batch)
+        return itertools.chain([program], ([argument] for argument in arguments))
 
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
         return outputs
@@ -102,6 +119,12 @@ class StepFunction:
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
         _give_back(self._model, state)
+
+    def end(self, *, is_broken_off: bool) -> None:
+        """Called at the end of each call; nothing of its state is held on to."""
+        latest, self.latest = self.latest, None
+        if is_broken_off and latest is not None:
+            self.give_back(latest)
 
     def _wait_for_earlier_steps(self, outputs: Any) -> None:
         ahead = self._in_flight
@@ -203,12 +226,12 @@ class TrainFunction(StepFunction):
         parts = [list(part) for part in state]
         return why_rows_mix(self._model, parts, batch.data, self._mesh.size)
 
-    def _call(self, state: PlacedState, batch: StepBatch) -> Any:
+    def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         view = self.view(state, batch)
         self.views[view] += 1
         if view == "replica":
-            return self.replica_jit(state.lists(), batch.data)
-        return super()._call(state, batch)
+            return self.replica_jit, state.lists(), batch.data
+        return super()._program(state, batch)
 
 
 def _give_back(model: Any, state: Any) -> None:

@@ -1,8 +1,10 @@
 """What is refused, how the error reads, and that nothing has changed afterwards."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import warnings
 
 import keras
@@ -284,6 +286,21 @@ def test_a_call_that_fails_late_leaves_the_weights(call, group, culprit):
     model.fit(X, Y, batch_size=4, callbacks=[Looks()], verbose=0)
     for kept, seen in zip(loaded, found[0], strict=True):
         np.testing.assert_array_equal(seen, kept)
+
+
+def test_ctrl_c_leaves_the_weights():
+    """At any moment; plain Keras loses them most of the time."""
+    x = np.ones((4096, 5), "float32")
+    model = compiled(distribution="mirrored")
+    model.fit(X, Y, batch_size=4, verbose=0)
+    for seconds in (0.2, 0.25, 0.3, 0.35):
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(x, x[:, :2], batch_size=4, epochs=1000, verbose=0)
+        timer.join()
+        assert all(np.isfinite(weight).all() for weight in model.get_weights())
+        model.fit(X, Y, batch_size=4, verbose=0)
 
 
 def test_a_batch_that_keras_own_distribution_cannot_take_is_named():
