@@ -1,12 +1,15 @@
 """The devices of this machine, and which of them the demo uses."""
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 
+from keras_mirror import cluster, errors
+from keras_mirror.cluster import Membership
 from keras_mirror.demo.settings import UsageError
 
 
@@ -83,11 +86,14 @@ def print_devices(*, as_json: bool) -> None:
     """Prints the devices to stdout, as a table or as one JSON object.
 
     Args:
-        as_json: Whether a program reads it. The object has one key, "devices".
+        as_json: Whether a program reads it. The object has the keys "devices" and
+            "cluster", the latter null without a cluster.
     """
+    found = _cluster()
     devices = describe_devices()
     if as_json:
-        print(json.dumps({"devices": [asdict(device) for device in devices]}))
+        listed = [asdict(device) for device in devices]
+        print(json.dumps({"devices": listed, "cluster": found and asdict(found)}))
         return
     rows = [("name", "platform", "kind", "memory")]
     rows += [
@@ -98,6 +104,27 @@ def print_devices(*, as_json: bool) -> None:
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip(), file=sys.stdout)
+    if found is not None:
+        print(_cluster_text(found))
+
+
+def _cluster() -> Membership | None:
+    """What the environment says of other workers; none of them is asked."""
+    try:
+        return cluster.find(os.environ)
+    except errors.ClusterSpecError as error:
+        raise UsageError(str(error)) from error
+
+
+def _cluster_text(found: Membership) -> str:
+    if found.coordinator is None:
+        return f"cluster: of {found.source}; jax.distributed finds the workers"
+    lines = [
+        f"cluster: {found.num_workers} workers, from {found.source}; this is worker "
+        f"{found.index}; they meet at {found.coordinator}"
+    ]
+    lines += [f"  worker {i}: {address}" for i, address in enumerate(found.workers)]
+    return "\n".join(lines)
 
 
 def _memory_text(memory_bytes: int | None) -> str:

@@ -70,6 +70,12 @@ def check_devices(devices: object, available: Sequence[str]) -> list[str]:
     return names
 
 
+def check_view(view: object) -> None:
+    """Raises OptionValueError unless it is one of the three."""
+    if view not in VIEWS:
+        raise errors.OptionValueError("view", view, VIEWS)
+
+
 class Strategy(Distribution):
     """Base class: how variables, batches and the step spread over devices.
 
@@ -93,8 +99,7 @@ class Strategy(Distribution):
         view: View = "auto",
         available: Sequence[str] | None = None,
     ):
-        if view not in VIEWS:
-            raise errors.OptionValueError("view", view, VIEWS)
+        check_view(view)
         if available is None:
             available = _engine.load().local_devices()
         devices = check_devices(devices, available)

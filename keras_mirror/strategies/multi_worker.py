@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from keras_mirror import _engine, cluster, errors
 from keras_mirror.cluster import ClusterSpec
-from keras_mirror.strategies.base import Strategy, View
+from keras_mirror.strategies.base import Strategy, View, check_view
 from keras_mirror.strategies.mirrored import check_batch_norm_option
 
 AUTO_SHARD = ("auto", "data", "off")
@@ -64,6 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         timeout_seconds: int = 300,
         heartbeat_seconds: int = 30,
     ):
+        check_view(view)
         check_batch_norm_option(synchronize_batch_norm, view)
         _check_seconds("timeout_seconds", timeout_seconds)
         _check_seconds("heartbeat_seconds", heartbeat_seconds)
