@@ -33,23 +33,32 @@ def sum_and_mean(
     return sums, jax.tree.map(lambda value: value / num_replicas, means)
 
 
+def entering(value: jax.Array, aggregation: str, replica_id: jax.Array) -> jax.Array:
+    """A variable's value as one replica starts from it.
+
+    What is summed over replicas at the end starts from zero on all but the first, so
+    that the sum is right whether a replica adds to it or sets it anew.
+    """
+    if aggregation != "sum":
+        return value
+    return jnp.where(replica_id == 0, value, jnp.zeros_like(value))
+
+
 def combine(
-    new: jax.Array, old: jax.Array, aggregation: str, replica_id: jax.Array
+    new: jax.Array, aggregation: str, replica_id: jax.Array
 ) -> tuple[str, jax.Array]:
     """How a replica's new value of a variable enters a collective.
 
     Args:
         new: The value this replica arrived at.
-        old: The value that all replicas had before.
         aggregation: The variable's own wish, "none" where it has none.
         replica_id: Index of this replica.
 
     Returns:
-        "mean", "sum" or "change", and what to average or to sum; the sum of
-        changes is to be added to the old value (large counts keep their digits).
+        "mean" or "sum", and what to average or to sum.
     """
     if aggregation == "sum":
-        return "change", new - old
+        return "sum", new
     if aggregation != "only_first_replica" and is_float(new):
         return "mean", new
     # Integers and flags are counters that agree on all replicas, or belong to the

@@ -15,7 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
 from keras_mirror._jax import random
-from keras_mirror._jax.collectives import combine, reduce_gradients, sum_and_mean
+from keras_mirror._jax.collectives import (
+    combine,
+    entering,
+    reduce_gradients,
+    sum_and_mean,
+)
 from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.losses import ReplicaHooks
 from keras_mirror._jax.mesh import AXIS
@@ -36,9 +41,12 @@ class _Replica:
     def hooks(self) -> ReplicaHooks:
         return ReplicaHooks(AXIS, self.count)
 
-    def enter_seeds(self, variables: list[Any], values: list[Any]) -> list[Any]:
+    def enter(self, variables: list[Any], values: list[Any]) -> list[Any]:
+        """What this replica starts from."""
         return [
-            random.fold_in(value, self.id) if random.is_seed(variable) else value
+            random.fold_in(value, self.id)
+            if random.is_seed(variable)
+            else entering(value, variable.aggregation, self.id)
             for variable, value in zip(variables, values, strict=True)
         ]
 
@@ -54,24 +62,30 @@ class _Reduction:
 
     def __init__(self, replica: _Replica):
         self._replica = replica
-        self._before: dict[str, Any] = {}
+        self._kept: dict[str, Any] = {}
         self.means: dict[str, Any] = {}
         self.sums: dict[str, Any] = {}
 
     def add(
-        self, group: str, variables: list[Any], old: list[Any], new: list[Any]
+        self,
+        group: str,
+        variables: list[Any],
+        old: list[Any],
+        entered: list[Any],
+        new: list[Any],
     ) -> None:
         """Adds the variables of a group that the step has changed."""
-        states = zip(variables, old, new, strict=True)
-        for i, (variable, before, after) in enumerate(states):
-            if after is before or random.is_seed(variable):
-                continue
-            how, value = combine(after, before, variable.aggregation, self._replica.id)
+        states = zip(variables, old, entered, new, strict=True)
+        for i, (variable, before, begun, after) in enumerate(states):
             # Named by place: all processes must reduce in the same order.
             key = f"{group}/{i}"
+            if random.is_seed(variable):
+                continue
+            if after is begun:
+                self._kept[key] = before
+                continue
+            how, value = combine(after, variable.aggregation, self._replica.id)
             (self.means if how == "mean" else self.sums)[key] = value
-            if how == "change":
-                self._before[key] = before
 
     def run(self) -> None:
         """The collective."""
@@ -84,9 +98,10 @@ class _Reduction:
         return [self._value(f"{group}/{i}", value) for i, value in enumerate(new)]
 
     def _value(self, key: str, value: Any) -> Any:
-        if key in self._before:
-            return self._before[key] + self.sums[key]
-        return self.means.get(key, self.sums.get(key, value))
+        for known in (self._kept, self.means, self.sums):
+            if key in known:
+                return known[key]
+        return value
 
 
 def _region_one(
@@ -103,7 +118,8 @@ def _region_one(
     x, y, sample_weight = batch  # each leaf: [batch / replicas, ...]
     replica = _Replica(num_replicas)
     variables = model.non_trainable_variables
-    entered = replica.enter_seeds(variables, non_trainable)
+    entered = replica.enter(variables, non_trainable)
+    entered_metrics = replica.enter(model.metrics_variables, metrics)
 
     def share_of_loss(*args: Any, **kwargs: Any) -> Any:
         # What this replica's rows contribute to the whole batch's loss: gradients
@@ -117,7 +133,7 @@ def _region_one(
         (_, aux), grads = gradient(
             trainable,
             entered,
-            metrics,
+            entered_metrics,
             x,
             y,
             sample_weight,
@@ -128,8 +144,10 @@ def _region_one(
     left = replica.leave_seeds(variables, left)
     reduced = _Reduction(replica)
     reduced.means["loss"] = loss
-    reduced.add("state", variables, non_trainable, left)
-    reduced.add("metrics", model.metrics_variables, metrics, new_metrics)
+    reduced.add("state", variables, non_trainable, entered, left)
+    reduced.add(
+        "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
+    )
     overwritten, reduced.sums["grads"] = _split_gradients(model, grads)
     reduced.run()
     rest = reduced.sums["grads"]
@@ -223,7 +241,8 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
         trainable, non_trainable, optimizer, metrics = state
         replica = _Replica(mesh.size)
         variables = model.non_trainable_variables
-        entered = replica.enter_seeds(variables, non_trainable)
+        entered = replica.enter(variables, non_trainable)
+        entered_metrics = replica.enter(model.metrics_variables, metrics)
         with (
             _context.replica(replica.context()),
             _context.hooks(replica.hooks()),
@@ -234,12 +253,16 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
                 ),
             ),
         ):
-            logs, new = model.train_step((trainable, entered, optimizer, metrics), data)
+            logs, new = model.train_step(
+                (trainable, entered, optimizer, entered_metrics), data
+            )
         trainable, left, optimizer, new_metrics = new
         left = replica.leave_seeds(variables, list(left))
         reduced = _Reduction(replica)
-        reduced.add("state", variables, non_trainable, left)
-        reduced.add("metrics", model.metrics_variables, metrics, new_metrics)
+        reduced.add("state", variables, non_trainable, entered, left)
+        reduced.add(
+            "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
+        )
         reduced.run()
         left = reduced.values("state", left)
         metrics = reduced.values("metrics", list(new_metrics))

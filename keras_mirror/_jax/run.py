@@ -1,5 +1,6 @@
 """`strategy.run`, `reduce` and `gather`: custom loops, one call per replica."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,19 @@ from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context, errors
 from keras_mirror._jax import random
-from keras_mirror._jax.collectives import combine, is_float, sum_and_mean
+from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
 from keras_mirror._jax.compat import own_mesh, shard_map
 from keras_mirror._jax.mesh import AXIS
 
 # A function may build a layer in each of its first passes, if not for ever.
 _MOST_PASSES = 5
+
+
+def _own_mesh(stacked: jax.Array) -> contextlib.AbstractContextManager[object]:
+    sharding = stacked.sharding
+    if not isinstance(sharding, NamedSharding):
+        return contextlib.nullcontext()
+    return own_mesh(sharding.mesh)  # pyright: ignore[reportArgumentType]
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,8 @@ class PerReplica:
     @property
     def values(self) -> tuple[jax.Array, ...]:
         """The values, in replica order."""
-        return tuple(self.stacked[i] for i in range(self.stacked.shape[0]))
+        with _own_mesh(self.stacked):
+            return tuple(self.stacked[i] for i in range(self.stacked.shape[0]))
 
     def __repr__(self) -> str:
         return f"PerReplica({list(self.values)!r})"
@@ -64,9 +73,13 @@ class _Recording(keras.StatelessScope):
         if found is None and variable._value is None:
             self.made.append(variable)
             return None  # Keras puts its first value there
-        if found is None and random.is_seed(variable):
+        if found is not None:
+            return found
+        if random.is_seed(variable):
             return random.fold_in(variable._value, self._replica_id)
-        return found
+        if variable.aggregation == "sum":
+            return entering(variable._value, "sum", self._replica_id)
+        return None
 
     def merged(self, num_replicas: int) -> list[jax.Array]:
         """The new values of the assigned variables, equal on all replicas."""
@@ -76,19 +89,12 @@ class _Recording(keras.StatelessScope):
             if random.is_seed(variable):
                 means[str(i)] = random.fold_out(new, self._replica_id)
                 continue
-            how, value = combine(
-                new, variable._value, variable.aggregation, self._replica_id
-            )
+            how, value = combine(new, variable.aggregation, self._replica_id)
             (means if how == "mean" else sums)[str(i)] = value
         seeds = {k: means.pop(k) for k in list(means) if not is_float(means[k])}
         sums, means = sum_and_mean(sums, means, AXIS, num_replicas)
         values = {**seeds, **sums, **means}
-        return [
-            values[str(i)] + variable._value
-            if variable.aggregation == "sum" and str(i) in sums
-            else values[str(i)]
-            for i, (variable, _) in enumerate(self.updates.values())
-        ]
+        return [values[str(i)] for i in range(len(self.updates))]
 
 
 def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
@@ -218,7 +224,8 @@ def _each(method: str, function: Callable[[jax.Array], Any], value: Any) -> Any:
                 "it takes what `strategy.run` returned (a PerReplica, or a nest of "
                 f"them). Received: a value of type {type(leaf).__name__}.",
             )
-        return function(leaf.stacked)
+        with _own_mesh(leaf.stacked):
+            return function(leaf.stacked)
 
     return jax.tree.map(apply, value)
 

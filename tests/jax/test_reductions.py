@@ -216,7 +216,7 @@ def test_state_follows_the_aggregation_of_its_variable(aggregation):
     want = {
         "mean": 0.5 + parts.mean(),
         "none": 0.5 + parts.mean(),
-        "sum": 1 + (0.5 - 1 + parts).sum(),
+        "sum": 0.5 + parts.sum(),
         "only_first_replica": 0.5 + parts[0],
     }[aggregation]
     assert_same("kept", model.layers[0].kept, want)
@@ -310,7 +310,7 @@ def test_custom_train_step_merges_state_and_seeds():
     model.compile(sgd(), distribution=replicas())
     model.fit(X[:8], Y[:8], batch_size=8, shuffle=False, verbose=0)
     parts = X[:8].reshape(4, 2, 5).sum(axis=(1, 2))
-    assert_same("kept", model.keeps.kept, 1 + (0.5 - 1 + parts).sum())
+    assert_same("kept", model.keeps.kept, 0.5 + parts.sum())
     after = on_all_replicas(model.dropout.seed_generator.state)
     assert after[0] == before[0] and after[1] > before[1]
 

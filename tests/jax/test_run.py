@@ -172,6 +172,35 @@ def test_assigned_variables_are_put_together():
     assert_same("seed", seed.state, before + [0, 1])
 
 
+def test_summed_variables_may_be_set_anew():
+    strategy = mirrored()
+    (x,) = list(strategy.distribute_dataset([X]))
+    total = keras.Variable(5.0, aggregation="sum")
+    mean = keras.metrics.Mean()
+
+    def fn(x):
+        total.assign(jnp.sum(x))
+        mean.reset_state()
+        mean.update_state(x)
+        return mean.result()
+
+    for _ in range(3):
+        strategy.run(fn, (x,))
+        assert_same("total", total, X.sum())
+        assert_same("mean", float(mean.result()), float(X.mean()))
+
+
+def test_results_can_be_read_under_a_mesh_of_the_users_own():
+    strategy = mirrored()
+    (x,) = list(strategy.distribute_dataset([X]))
+    with jax.set_mesh(jax.make_mesh((4,), ("data",))):
+        found = strategy.run(lambda x: x, (x,))
+        assert_same("values", list(found.values), list(X.reshape(4, 2, 3)))
+        assert_same("gather", strategy.gather(found, axis=0), X)
+        assert_same("reduce", strategy.reduce("sum", found, axis=0), X.sum(axis=0))
+        assert "PerReplica" in repr(found)
+
+
 def test_a_layer_with_state_and_dropout_can_be_called():
     strategy = mirrored()
     (x,) = list(strategy.distribute_dataset([X]))
