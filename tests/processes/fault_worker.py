@@ -151,6 +151,18 @@ def own_parts():
     return {"weights": built.get_weights(), "predicted": predicted}
 
 
+def resumes():
+    """Worker 1 is killed in the third epoch of its first start."""
+    first = pathlib.Path(folder) / "started"
+    callbacks = [keras.callbacks.BackupAndRestore(pathlib.Path(folder) / "backup")]
+    if me == 1 and not first.exists():
+        first.touch()
+        callbacks.append(At(1, kill, epoch=2, batch=1))
+    built = model()
+    fit(built, epochs=5, shuffle=False, callbacks=callbacks)
+    return {"weights": built.get_weights()}
+
+
 if name == "own_parts":
     strategy = km.MultiWorkerMirroredStrategy(auto_shard="off")
 result = globals()[name]()

@@ -1,5 +1,8 @@
 """Workers that die, raise, stop or disagree: no hang, no wrong weight."""
 
+import pickle
+import subprocess
+import sys
 import time
 
 import cluster
@@ -91,3 +94,26 @@ def test_own_parts_make_one_global_batch(tmp_path):
         assert_same("weights", worker["weights"], model.get_weights())
     predicted = np.concatenate([worker["predicted"] for worker in found])
     assert_same("predicted", predicted, model.predict(x, verbose=0))
+
+
+def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(tmp_path):
+    script = str(cluster.HERE / "fault_worker.py")
+    launch = [sys.executable, "-m", "keras_mirror", "launch", "--workers", "2"]
+    launch += ["--devices-per-worker", "1", "--max-restarts", "1"]
+    done = subprocess.run(
+        [*launch, script, str(tmp_path), "resumes"],
+        env=cluster.environment(1),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert "worker 1 failed first" in done.stderr and "SIGKILL" in done.stderr
+    training.keras.utils.set_random_seed(7)
+    model = training.compiled(training.mlp())
+    x, y = training.X[:24], training.Y[:24]
+    model.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
+    for index in (0, 1):
+        with open(tmp_path / f"result{index}.pickle", "rb") as file:
+            found = pickle.load(file)
+        assert_same("weights", found["weights"], model.get_weights())
