@@ -64,6 +64,14 @@ class Engine(Protocol):
         """Lets the other workers know that this one has failed."""
         ...
 
+    def fit_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
+        """What must hold during `fit` of many workers: SIGTERM is seen."""
+        ...
+
+    def check_consistency(self, model: Any) -> None:
+        """Raises InconsistentVariableError unless all copies are equal."""
+        ...
+
     def make_mesh(self, devices: Sequence[str]) -> Any:
         """The backend's one-axis mesh over `devices`."""
         ...

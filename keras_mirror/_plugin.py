@@ -8,6 +8,7 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -77,7 +78,11 @@ def _recover(model: Any, target: Any, error: BaseException) -> None:
         errors.WorkersDifferError,
         errors.WorkerFailedError,
         errors.LateWorkerError,
+        errors.PreemptedExit,
+        errors.InconsistentVariableError,
     )
+    if isinstance(error, errors.PreemptedExit):
+        print(f"keras_mirror: {error.message}", file=sys.stderr, flush=True)
     if target.num_workers > 1 and not isinstance(error, theirs):
         _engine.load().tell_failure(error)
 
@@ -94,10 +99,14 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 self,
             )
         target = binding_target(self)
-        with _during_call(target):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_during_call(target))
+            several = getattr(target, "num_workers", 1) > 1
             if original.__name__ == "fit":
                 begin_fit(self, target)
-            if getattr(target, "num_workers", 1) > 1:
+                if several:
+                    stack.enter_context(_engine.load().fit_context(target))
+            if several:
                 bound = signature.bind(self, *args, **kwargs)
                 bound.apply_defaults()
                 callbacks.for_this_worker(self, bound.arguments)

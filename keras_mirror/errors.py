@@ -298,3 +298,29 @@ class WorkerFailedError(KerasMirrorError, RuntimeError):
             f"Workers train together, and worker {index} has failed. "
             f"Received: {said}. See the log of that worker."
         )
+
+
+class PreemptedExit(SystemExit):
+    """A worker got SIGTERM: all leave at the same step, with one exit code.
+
+    The launcher starts the job again without counting a failure.
+    """
+
+    EXIT_CODE = 75
+
+    def __init__(self, leaving: Sequence[int]):
+        super().__init__(self.EXIT_CODE)
+        names = ", ".join(f"worker {index}" for index in leaving)
+        self.message = f"All workers leave, since {names} got SIGTERM."
+
+
+class InconsistentVariableError(KerasMirrorError, RuntimeError):
+    """A variable that differs where all copies must be equal."""
+
+    def __init__(self, path: str, places: Sequence[str]):
+        super().__init__(
+            "All replicas and workers must hold equal variables. Received: "
+            f"{path!r} differs on {', '.join(places)} from the chief's first replica. "
+            "Something has changed one copy alone: an assignment on one worker, code "
+            "in a replica that draws its own numbers, or a faulty device."
+        )

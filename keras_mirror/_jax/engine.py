@@ -13,8 +13,10 @@ from keras_mirror._jax import (
     batch,
     collectives,
     compat,
+    consistency,
     global_view,
     mesh,
+    preemption,
     processes,
     report,
     run,
@@ -63,6 +65,12 @@ class JaxEngine:
 
     def tell_failure(self, error: BaseException) -> None:
         processes.tell_failure(error)
+
+    def fit_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
+        return preemption.watched()
+
+    def check_consistency(self, model: Any) -> None:
+        consistency.check(state.model_variables(model))
 
     def make_mesh(self, devices: Sequence[str]) -> Any:
         return mesh.make_mesh(devices)

@@ -16,6 +16,7 @@ from keras_mirror import errors
 from keras_mirror._jax import processes
 from keras_mirror._jax.batch import StepBatch, prepare
 from keras_mirror._jax.mesh import at_home, by_rows
+from keras_mirror._jax.preemption import is_asked_to_leave
 
 Shapes = list[tuple[tuple[int, ...], str]]
 
@@ -55,6 +56,7 @@ class WorkerBatches:
 
         Raises:
             StopIteration: No worker has one.
+            PreemptedExit: A worker was asked to leave; on every worker.
             WorkersDifferError: On every worker, where they do not fit together.
         """
         try:
@@ -65,7 +67,11 @@ class WorkerBatches:
 
     def _meet(self, data: Any) -> Any:
         shapes = None if data is None else _shapes(data)
-        found = processes.exchange(shapes, self._what)
+        told = processes.exchange([shapes, is_asked_to_leave()], self._what)
+        leaving = [index for index, (_, leaves) in enumerate(told) if leaves]
+        if leaving:
+            raise errors.PreemptedExit(leaving)
+        found = [value for value, _ in told]
         if all(value is None for value in found):
             raise StopIteration
         if self._is_own_part:

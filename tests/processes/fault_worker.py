@@ -151,6 +151,32 @@ def own_parts():
     return {"weights": built.get_weights(), "predicted": predicted}
 
 
+def preempted():
+    """Worker 1 gets SIGTERM in the third epoch of its first start."""
+    first = pathlib.Path(folder) / "started"
+    callbacks = [keras.callbacks.BackupAndRestore(pathlib.Path(folder) / "backup")]
+    if me == 1 and not first.exists():
+        first.touch()
+        ask = lambda _: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
+        callbacks.append(At(1, ask, epoch=2, batch=1))
+    built = model()
+    fit(built, epochs=5, shuffle=False, callbacks=callbacks)
+    return {"weights": built.get_weights()}
+
+
+def drifts():
+    """Worker 1 assigns to a weight alone."""
+    built = model()
+    km.check_consistency(built)
+
+    def drift(model):
+        bias = model.layers[0].bias
+        bias.assign(bias + 1e-6)
+
+    check = km.ConsistencyCheck(every_steps=2)
+    fit(built, epochs=3, callbacks=[At(1, drift, epoch=0, batch=2), check])
+
+
 def resumes():
     """Worker 1 is killed in the third epoch of its first start."""
     first = pathlib.Path(folder) / "started"

@@ -96,19 +96,29 @@ def test_own_parts_make_one_global_batch(tmp_path):
     assert_same("predicted", predicted, model.predict(x, verbose=0))
 
 
-def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(tmp_path):
+@pytest.mark.parametrize(
+    ("program", "options", "text"),
+    [
+        ("resumes", ["--max-restarts", "1"], "worker 1 failed first"),
+        ("preempted", [], "worker 1 got SIGTERM"),
+    ],
+)
+def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
+    tmp_path, program, options, text
+):
     script = str(cluster.HERE / "fault_worker.py")
     launch = [sys.executable, "-m", "keras_mirror", "launch", "--workers", "2"]
-    launch += ["--devices-per-worker", "1", "--max-restarts", "1"]
+    launch += ["--devices-per-worker", "1", *options]
     done = subprocess.run(
-        [*launch, script, str(tmp_path), "resumes"],
+        [*launch, script, str(tmp_path), program],
         env=cluster.environment(1),
         capture_output=True,
         text=True,
         timeout=200,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    assert "worker 1 failed first" in done.stderr and "SIGKILL" in done.stderr
+    assert text in done.stderr
+    assert (tmp_path / "started").exists()
     training.keras.utils.set_random_seed(7)
     model = training.compiled(training.mlp())
     x, y = training.X[:24], training.Y[:24]
@@ -117,3 +127,11 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(tmp_path):
         with open(tmp_path / f"result{index}.pickle", "rb") as file:
             found = pickle.load(file)
         assert_same("weights", found["weights"], model.get_weights())
+
+
+def test_a_variable_that_drifts_is_named_on_every_worker(tmp_path):
+    workers = start(tmp_path, "drifts")
+    codes = workers.wait(90)
+    assert 0 not in codes and None not in codes, workers.logs()
+    for index in (0, 1):
+        assert "dense/bias' differs on worker 1, replica 0" in workers.log(index)

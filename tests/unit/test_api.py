@@ -11,6 +11,7 @@ import keras_mirror as km
 
 NAMES = [
     "ClusterSpec",
+    "ConsistencyCheck",
     "DistributedOptimizer",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
@@ -18,6 +19,7 @@ NAMES = [
     "ReplicaContext",
     "Strategy",
     "__version__",
+    "check_consistency",
     "errors",
     "get_strategy",
     "launch",

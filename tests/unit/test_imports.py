@@ -15,7 +15,7 @@ EDGES = {
     "display": set(),
     "_engine": {"errors"},
     "cluster": {"cluster", "errors"},
-    "callbacks": {"callbacks", "_context"},
+    "callbacks": {"callbacks", "_context", "_engine", "errors"},
     "_jax": {"_jax", "_context", "_engine", "errors"},
     "optimizer": {"_context", "_engine", "errors"},
     "strategies": {"strategies", "display", "cluster", "_context", "_engine", "errors"},

@@ -1,0 +1,33 @@
+"""SIGTERM to a worker: all leave at the same step, to be started again."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_asked: list[int] = []
+
+
+def is_asked_to_leave() -> bool:
+    """Whether this process got a SIGTERM since `watched` began."""
+    return bool(_asked)
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Inside, SIGTERM is noted rather than fatal, unless the program handles it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def note(number: int, _: Any) -> None:
+        _asked.append(number)
+
+    signal.signal(signal.SIGTERM, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        _asked.clear()
