@@ -91,6 +91,11 @@ def _on_mesh(leaves: list[Any], mesh: Mesh) -> list[jax.Array]:
     return [_from_here(leaf, by_rows(mesh)) for leaf in leaves]
 
 
+def everywhere(value: Any, mesh: Mesh) -> jax.Array:
+    """A value that all processes have, whole on every device of the mesh."""
+    return _from_here(value, replicated(mesh))
+
+
 def _from_here(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """An array over all processes; each brings what lies on its own devices."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:

@@ -15,9 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context, errors
 from keras_mirror._jax import random
+from keras_mirror._jax.batch import everywhere
 from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
 from keras_mirror._jax.compat import own_mesh, shard_map
-from keras_mirror._jax.mesh import AXIS
+from keras_mirror._jax.mesh import AXIS, at_home, replicated, spans_processes
+from keras_mirror._jax.state import lowered, replicate
 
 # A function may build a layer in each of its first passes, if not for ever.
 _MOST_PASSES = 5
@@ -28,6 +30,15 @@ def _own_mesh(stacked: jax.Array) -> contextlib.AbstractContextManager[object]:
     if not isinstance(sharding, NamedSharding):
         return contextlib.nullcontext()
     return own_mesh(sharding.mesh)  # pyright: ignore[reportArgumentType]
+
+
+def _at_home(stacked: jax.Array) -> jax.Array:
+    """All replicas' values, where every worker has them; no change with one."""
+    sharding = stacked.sharding
+    if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
+        return stacked
+    mesh: Any = sharding.mesh
+    return lowered(replicate(stacked, mesh), replicated(at_home(mesh)))
 
 
 @dataclass(frozen=True)
@@ -44,7 +55,8 @@ class PerReplica:
     def values(self) -> tuple[jax.Array, ...]:
         """The values, in replica order."""
         with _own_mesh(self.stacked):
-            return tuple(self.stacked[i] for i in range(self.stacked.shape[0]))
+            stacked = _at_home(self.stacked)
+            return tuple(stacked[i] for i in range(stacked.shape[0]))
 
     def __repr__(self) -> str:
         return f"PerReplica({list(self.values)!r})"
@@ -57,9 +69,11 @@ class _Recording(keras.StatelessScope):
     leave it as results, put together as in a step's replica view.
     """
 
-    def __init__(self, replica_id: jax.Array):
+    def __init__(self, replica_id: jax.Array, mesh: Mesh):
         super().__init__()
         self._replica_id = replica_id
+        # Values of this process cannot enter a program of all, constants can.
+        self._as_constants = spans_processes(mesh)
         self.updates: dict[int, tuple[Any, jax.Array]] = {}
         # Variables that a layer made in here: they have no values yet.
         self.made: list[Any] = []
@@ -75,11 +89,14 @@ class _Recording(keras.StatelessScope):
             return None  # Keras puts its first value there
         if found is not None:
             return found
+        value = variable._value
+        if self._as_constants:
+            value = jnp.asarray(np.asarray(value))
         if random.is_seed(variable):
-            return random.fold_in(variable._value, self._replica_id)
+            return random.fold_in(value, self._replica_id)
         if variable.aggregation == "sum":
-            return entering(variable._value, "sum", self._replica_id)
-        return None
+            return entering(value, "sum", self._replica_id)
+        return value if self._as_constants else None
 
     def merged(self, num_replicas: int) -> list[jax.Array]:
         """The new values of the assigned variables, equal on all replicas."""
@@ -135,6 +152,8 @@ def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[An
             array = jax.device_get(array)  # each replica gets it whole
         elif _is_on_other_devices(array, mesh):
             array = jax.device_get(array)
+        if spans_processes(mesh) and not _is_by_rows(array, mesh):
+            array = everywhere(array, mesh)
         arrays.append(array)
         specs.append(P(AXIS) if own or _is_by_rows(array, mesh) else P())
         places.append(place)
@@ -179,7 +198,7 @@ def run(
             own[place] = part[0] if isinstance(leaves[place], PerReplica) else part
         own_args, own_kwargs = structure.unflatten(own)
         here = _context.ReplicaContext(jax.lax.axis_index(AXIS), mesh.size, AXIS)
-        with _context.replica(here), _Recording(here.replica_id) as recording:
+        with _context.replica(here), _Recording(here.replica_id, mesh) as recording:
             result = fn(*own_args, **own_kwargs)
         made[:] = recording.made
         if made:
@@ -212,6 +231,8 @@ def run(
             fn,
         )
     for variable, value in zip(assigned, values, strict=True):
+        if spans_processes(mesh):
+            value = lowered(value, replicated(at_home(mesh)))
         variable.assign(value)
     return jax.tree.map(PerReplica, result)
 
@@ -225,7 +246,7 @@ def _each(method: str, function: Callable[[jax.Array], Any], value: Any) -> Any:
                 f"them). Received: a value of type {type(leaf).__name__}.",
             )
         with _own_mesh(leaf.stacked):
-            return function(leaf.stacked)
+            return function(_at_home(leaf.stacked))
 
     return jax.tree.map(apply, value)
 

@@ -52,9 +52,11 @@ class StepFunction:
         if self._is_compiled:
             options = {"static_argnums": 2, "out_shardings": self._out_shardings()}
             self._irregular = jax.jit(step, donate_argnums=0, **options)
-            self._global = jax.jit(
-                step, donate_argnums=0, in_shardings=self._in_shardings(), **options
-            )
+            options["in_shardings"] = self._in_shardings()
+            self._global = jax.jit(step, donate_argnums=0, **options)
+            whole = functools.partial(step, layout=replicated(self._mesh))
+            self._whole_rows = jax.jit(whole, donate_argnums=0, **options)
+        self._sorts: dict[Any, bool] = {}
 
     def _in_shardings(self) -> Any:
         return (replicated(self._mesh), by_rows(self._mesh))
@@ -64,7 +66,16 @@ class StepFunction:
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         """What to call, and the arguments."""
-        return self.global_jit(batch), state.lists(), batch.data, batch.rows
+        program = self.global_jit(batch)
+        arguments = (state.lists(), batch.data, batch.rows)
+        if self._is_compiled and batch.rows is not None:
+            key = (batch.signature(), batch.rows)
+            if key not in self._sorts:
+                traced = program.trace(*arguments)
+                self._sorts[key] = global_view.has_sort(traced.jaxpr)
+            if self._sorts[key]:
+                program = self._whole_rows
+        return program, *arguments
 
     def global_jit(self, batch: StepBatch) -> Any:
         """The step of the global view for batches laid out as this one is."""

@@ -268,3 +268,16 @@ def test_integer_inputs_match_one_device(dtype):
         return keras.Sequential(stack)
 
     check(build, compiled(), fit_evaluate_predict(cells, y))
+
+
+def test_a_sort_within_rows_trains_on_a_tail():
+    """XLA ends the process at its derivative over rows that are divided unevenly."""
+
+    def build():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(8)(inputs)
+        best = keras.ops.sort(hidden, axis=-1)[:, -3:]
+        return keras.Model(inputs, keras.layers.Dense(1)(best))
+
+    _, got = check(build, compiled(), fit(x, y))
+    assert got.model.train_function.step.views == {"replica": 6, "global": 2}

@@ -155,6 +155,21 @@ def test_training_goes_on_after_an_overflow():
     assert got.result["steps"] == want.result["steps"]
 
 
+def test_an_overflow_of_the_whole_sum_alone_is_seen_in_the_global_view():
+    """In the replica view no replica's own sum overflows, and the step is taken."""
+    x, _ = numbers(16)
+    y = 2 * x[:, :1] + 1
+    applied = {}
+    for view in ("plain", "global", "replica"):
+        keras.utils.set_random_seed(7)
+        model = mixed("mixed_float16")()
+        strategy = None if view == "plain" else mirrored(view=view)
+        model.compile(**scaled(initial_scale=2.0**15)(), distribution=strategy)
+        model.train_on_batch(x, y)
+        applied[view] = int(model.optimizer.inner_optimizer.iterations)
+    assert applied == {"plain": 0, "global": 0, "replica": 1}
+
+
 def test_overflow_with_accumulation_and_clipping_matches_one_device():
     x, y = numbers(16)
     x[:, 0] += 1.0
