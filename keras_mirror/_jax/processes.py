@@ -12,6 +12,7 @@ from jax.experimental import multihost_utils
 
 from keras_mirror import errors
 from keras_mirror._jax import compat
+from keras_mirror.cluster.rendezvous import meet
 
 # How long a worker waits for the others at one place of the program.
 LATE_SECONDS = 60.0
@@ -48,6 +49,8 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
             "Make the strategy at the top of the program, before the first array, "
             "random number or model.",
         )
+    if membership.coordinator is not None:
+        meet(membership, timeout_seconds=timeout_seconds)
     try:
         compat.initialize(membership, timeout_seconds, heartbeat_seconds)
     except Exception as error:

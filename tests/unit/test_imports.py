@@ -16,7 +16,7 @@ EDGES = {
     "_engine": {"errors"},
     "cluster": {"cluster", "errors"},
     "callbacks": {"callbacks", "_context", "_engine", "errors"},
-    "_jax": {"_jax", "_context", "_engine", "errors"},
+    "_jax": {"_jax", "_context", "_engine", "cluster", "errors"},
     "optimizer": {"_context", "_engine", "errors"},
     "strategies": {"strategies", "display", "cluster", "_context", "_engine", "errors"},
     "_binding": {"strategies", "optimizer", "_context", "_engine", "errors"},
