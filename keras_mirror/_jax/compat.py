@@ -66,6 +66,7 @@ def initialize(membership: Any, timeout_seconds: int, heartbeat_seconds: int) ->
         process_id=membership.index,
         initialization_timeout=timeout_seconds,
         heartbeat_timeout_seconds=heartbeat_seconds,
+        shutdown_timeout_seconds=heartbeat_seconds,
         coordinator_bind_address=bind,
     )
 

@@ -84,7 +84,7 @@ def _key(number: int, index: int) -> str:
     return f"keras_mirror/{number}/{index}"
 
 
-def exchange(value: Any, what: str, *, late_seconds: float = LATE_SECONDS) -> list[Any]:
+def exchange(value: Any, what: str) -> list[Any]:
     """Tells every worker a small value, and hears theirs.
 
     Every worker must come here equally often, in the same order.
@@ -92,20 +92,19 @@ def exchange(value: Any, what: str, *, late_seconds: float = LATE_SECONDS) -> li
     Args:
         value: Anything that JSON can hold.
         what: What is agreed on; all must name the same.
-        late_seconds: How long to wait for the others.
 
     Returns:
         The values of all workers, by index, as JSON gives them back.
 
     Raises:
-        LateWorkerError: A worker did not come; it is named.
+        LateWorkerError: A worker did not come within LATE_SECONDS; it is named.
         WorkerFailedError: A worker has told the others that it failed.
         WorkersDifferError: A worker came for something else.
     """
     number, me = next(_numbers), jax.process_index()
     client = compat.client()
     client.key_value_set(_key(number, me), json.dumps([what, value]))
-    told = _hear(number, what, late_seconds)
+    told = _hear(number, what)
     for index, (said, other) in enumerate(told):
         if said == _FAILED:
             raise errors.WorkerFailedError(index, other)
@@ -118,9 +117,9 @@ def exchange(value: Any, what: str, *, late_seconds: float = LATE_SECONDS) -> li
     return [other for _, other in told]
 
 
-def _hear(number: int, what: str, late_seconds: float) -> list[Any]:
+def _hear(number: int, what: str) -> list[Any]:
     client, count = compat.client(), jax.process_count()
-    deadline = time.monotonic() + late_seconds
+    deadline = time.monotonic() + LATE_SECONDS
     found: list[Any] = []
     late: list[int] = []
     for index in range(count):
@@ -132,7 +131,11 @@ def _hear(number: int, what: str, late_seconds: float) -> list[Any]:
             continue
         found.append(json.loads(text))
     if late:
-        raise errors.LateWorkerError(what, late, count, late_seconds)
+        error = errors.LateWorkerError(what, late, count, LATE_SECONDS)
+        # Who comes later must not go on alone.
+        said = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
+        client.key_value_set(_key(number, jax.process_index()), said, True)
+        raise error
     return found
 
 
@@ -149,6 +152,10 @@ def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
     Args:
         arrays: The same shapes and dtypes on every worker.
     """
+    # Before all enter a collective, in which nobody could say who is missing.
+    kinds = exchange([[a.shape, str(a.dtype)] for a in arrays], "the chief's variables")
+    if any(other != kinds[0] for other in kinds):
+        raise errors.WorkersDifferError("variables", kinds)
     parts = [np.ascontiguousarray(array).view(np.uint8).ravel() for array in arrays]
     sent = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
     received = np.asarray(multihost_utils.broadcast_one_to_all(sent))

@@ -12,6 +12,7 @@ import numpy as np
 import training
 
 import keras_mirror as km
+from keras_mirror._jax import processes
 
 folder, name, *more = sys.argv[1:]
 strategy = km.MultiWorkerMirroredStrategy(heartbeat_seconds=10)
@@ -130,11 +131,25 @@ def writes():
 
 
 def late():
-    """Worker 1 never comes to fit."""
+    """Worker 1 does something else for a while."""
+    processes.LATE_SECONDS = 3.0
     built = model()
     if me == 1:
-        time.sleep(60)
+        time.sleep(8)
     fit(built)
+
+
+def hangs():
+    """Worker 1 is stopped, and gives no sign of life."""
+    stop_here = lambda _: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
+    fit(model(), callbacks=[At(1, stop_here)])
+
+
+def other_model():
+    """Worker 1 builds another model."""
+    units = 1 if me == 0 else 2
+    layers = [keras.Input((6,)), keras.layers.Dense(units)]
+    training.compiled(keras.Sequential(layers), distribution=strategy)
 
 
 def own_parts():

@@ -1,6 +1,7 @@
 """Workers that die, raise, stop or disagree: no hang, no wrong weight."""
 
 import pickle
+import re
 import subprocess
 import sys
 import time
@@ -14,8 +15,21 @@ from parity import assert_same
 WORKERS = {"workers": 2, "devices": 1}
 
 
-def start(folder, *arguments):
-    return cluster.Cluster("fault_worker.py", folder, arguments=arguments, **WORKERS)
+@pytest.fixture
+def start(tmp_path):
+    """Starts two workers in trouble; none outlives the test."""
+    started = []
+
+    def start(*arguments):
+        workers = cluster.Cluster(
+            "fault_worker.py", tmp_path, arguments=arguments, **WORKERS
+        )
+        started.append(workers)
+        return workers
+
+    yield start
+    for workers in started:
+        workers.kill()
 
 
 def results(folder, name):
@@ -25,8 +39,8 @@ def results(folder, name):
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
-def test_a_killed_worker_ends_the_other(tmp_path, victim):
-    workers = start(tmp_path, "killed", str(victim))
+def test_a_killed_worker_ends_the_other(start, victim):
+    workers = start("killed", str(victim))
     assert workers.processes[victim].wait(timeout=90) == -9
     begin = time.monotonic()
     code = workers.wait(40)[1 - victim]
@@ -34,23 +48,23 @@ def test_a_killed_worker_ends_the_other(tmp_path, victim):
     assert time.monotonic() - begin < 40
 
 
-def test_an_error_on_one_worker_is_named_on_the_other(tmp_path):
-    workers = start(tmp_path, "raises")
+def test_an_error_on_one_worker_is_named_on_the_other(start):
+    workers = start("raises")
     codes = workers.wait(90)
     assert 0 not in codes and None not in codes, workers.logs()
     assert "worker 1 has failed" in workers.log(0), workers.logs()
     assert "ValueError: the disk is full" in workers.log(0)
 
 
-def test_failing_data_on_one_worker_is_named_on_the_other(tmp_path):
-    workers = start(tmp_path, "generator_fails")
+def test_failing_data_on_one_worker_is_named_on_the_other(start):
+    workers = start("generator_fails")
     codes = workers.wait(90)
     assert 0 not in codes and None not in codes, workers.logs()
     assert "OSError: no such shard" in workers.log(0), workers.logs()
 
 
-def test_different_data_is_an_error_on_every_worker(tmp_path):
-    workers = start(tmp_path, "other_batches")
+def test_different_data_is_an_error_on_every_worker(start):
+    workers = start("other_batches")
     codes = workers.wait(90)
     assert 0 not in codes and None not in codes, workers.logs()
     for index in (0, 1):
@@ -129,9 +143,34 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
         assert_same("weights", found["weights"], model.get_weights())
 
 
-def test_a_variable_that_drifts_is_named_on_every_worker(tmp_path):
-    workers = start(tmp_path, "drifts")
+def test_a_variable_that_drifts_is_named_on_every_worker(start):
+    workers = start("drifts")
     codes = workers.wait(90)
     assert 0 not in codes and None not in codes, workers.logs()
     for index in (0, 1):
         assert "dense/bias' differs on worker 1, replica 0" in workers.log(index)
+
+
+def test_a_late_worker_is_named(start):
+    workers = start("late")
+    codes = workers.wait(60)
+    assert 0 not in codes and None not in codes, workers.logs()
+    assert "Received nothing from worker 1 within 3 seconds" in workers.log(0)
+
+
+def test_a_worker_that_hangs_ends_the_other(start):
+    workers = start("hangs")
+    begin = time.monotonic()
+    assert workers.processes[0].wait(timeout=80) != 0, workers.logs()
+    assert time.monotonic() - begin < 60
+    said = workers.log(0).partition("stopped sending heartbeats")[2]
+    assert re.match(r"\W*1\b", said), workers.logs()
+    workers.kill()
+
+
+def test_another_model_is_an_error_on_every_worker(start):
+    workers = start("other_model")
+    codes = workers.wait(60)
+    assert 0 not in codes and None not in codes, workers.logs()
+    for index in (0, 1):
+        assert "All workers must bring the same variables" in workers.log(index)

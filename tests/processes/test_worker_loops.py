@@ -1,4 +1,4 @@
-"""strategy.run, reduce and gather over two workers."""
+"""Whole programs over two workers: a loop of one's own, and TensorFlow's tutorial."""
 
 import cluster
 import numpy as np
@@ -24,3 +24,12 @@ def test_a_loop_of_ones_own_matches_one_device(tmp_path):
     assert found[0]["rows"] == 24 and found[0]["mean"] == 3.0
     assert len(found[0]["values"]) == 4
     assert_same("mean of values", np.mean(found[0]["values"]), losses[-1])
+
+
+def test_the_tutorial_of_tensorflow_trains(tmp_path):
+    found = cluster.results("tutorial_worker.py", tmp_path, workers=2, devices=1)
+    assert_same("worker", found[1], found[0], 0)
+    accuracy = found[0]["history"]["accuracy"]
+    assert accuracy[-1] > 0.8 and accuracy[-1] > accuracy[0]
+    loaded = training.keras.models.load_model(tmp_path / "model.keras")
+    assert_same("saved", loaded.get_weights(), found[0]["weights"], 0)
