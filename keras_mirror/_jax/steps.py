@@ -87,9 +87,7 @@ class StepFunction:
         self.latest = state
         done: list[Any] = []
         try:
-            batch = prepare(
-                data, self._mesh, on_mesh=self._spans or not self._is_compiled
-            )
+            batch = prepare(data, self._mesh)
             # The variables are named by position in the state, and a model that
             # calls another model inside its step must not bind that one.
             with _context.running(self.strategy):

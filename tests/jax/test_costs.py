@@ -85,14 +85,12 @@ def parameters(program):
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS - 1], ids=["even", "tail"])
 @pytest.mark.parametrize("kind", ["train", "test", "predict"])
-def test_a_compiled_step_takes_host_arrays_by_rows(kind, rows):
-    """Arrays in host memory go to it as they are: it must not replicate them."""
+def test_a_compiled_step_takes_its_batch_by_rows(kind, rows):
     built = model()
     data = (X[:rows],) if kind == "predict" else (X[:rows], Y[:rows])
     getattr(built, f"{kind}_on_batch")(*data)
     step = getattr(built, f"{kind}_function").step
-    ready = batch.prepare(data, step.strategy.mesh, on_mesh=False)
-    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(ready.data))
+    ready = batch.prepare(data, step.strategy.mesh)
     groups = _context.internals().state_variables(
         built, {"train": 4, "test": 3, "predict": 2}[kind]
     )
@@ -106,8 +104,8 @@ def test_a_compiled_step_takes_host_arrays_by_rows(kind, rows):
         assert f"f32[{ROWS},{FEATURES}]" not in taken
 
 
-@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
-def test_steps_that_are_not_compiled_get_their_batch_by_rows(options, monkeypatch):
+@pytest.mark.parametrize("options", [{}, {"jit_compile": False}, {"run_eagerly": True}])
+def test_calls_on_a_batch_put_no_whole_batch_on_a_device(options, monkeypatch):
     put, whole = jax.device_put, []
 
     def device_put(value, device=None, **options):
