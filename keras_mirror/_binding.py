@@ -47,14 +47,13 @@ _started: "weakref.WeakSet[Any]" = weakref.WeakSet()
 def begin_fit(model: Any, target: Any) -> None:
     """Many workers: the order of rows is the chief's, and so will be the weights."""
     _started.discard(model)
-    if isinstance(target, Strategy) and target.num_workers > 1:
+    if _context.has_many_workers(target):
         _engine.load().share_random_state()
 
 
 def start_together(model: Any, target: Any) -> None:
     """Many workers: gives each the chief's variables, once a compile or fit."""
-    several = isinstance(target, Strategy) and target.num_workers > 1
-    if several and model.built and model not in _started:
+    if _context.has_many_workers(target) and model.built and model not in _started:
         _engine.load().take_from_chief(model)
         _started.add(model)
 

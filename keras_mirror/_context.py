@@ -152,6 +152,11 @@ def running(strategy: Any) -> contextlib.AbstractContextManager[None]:
     return _pushed(_thread.running, strategy)
 
 
+def has_many_workers(distribution: Any) -> bool:
+    """Whether a strategy spans processes; not so None and `keras.distribution`'s."""
+    return getattr(distribution, "num_workers", 1) > 1
+
+
 def running_strategy() -> Any:
     """The strategy of the innermost model call of this thread, or None."""
     return _thread.running[-1] if _thread.running else None

@@ -83,7 +83,7 @@ def _recover(model: Any, target: Any, error: BaseException) -> None:
     )
     if isinstance(error, errors.PreemptedExit):
         print(f"keras_mirror: {error.message}", file=sys.stderr, flush=True)
-    if target.num_workers > 1 and not isinstance(error, theirs):
+    if _context.has_many_workers(target) and not isinstance(error, theirs):
         _engine.load().tell_failure(error)
 
 
@@ -101,7 +101,7 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
         target = binding_target(self)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_during_call(target))
-            several = getattr(target, "num_workers", 1) > 1
+            several = _context.has_many_workers(target)
             if original.__name__ == "fit":
                 begin_fit(self, target)
                 if several:
@@ -249,70 +249,6 @@ def _hooked(name: str) -> Callable[[Any], Any]:
     return wrap
 
 
-def _batch_callback(name: str) -> Callable[[Any], Any]:
-    """Spares a call that no callback listens to.
-
-    Keras fetches the logs and wakes a thread for it, at every step; with nothing
-    but History that is a twentieth of the time of a small model's step.
-    """
-    own_name = re.sub("train_|test_|predict_", "", name)
-    # Methods of Keras' base class do nothing. What merely carries its mark (a
-    # wrapper that copies attributes, a mock) may do something.
-    silent = [vars(keras.callbacks.Callback).get(n) for n in (name, own_name)]
-
-    def is_silent(callback: Any) -> bool:
-        methods = (getattr(callback, n, None) for n in (name, own_name))
-        return all(getattr(m, "__func__", m) in silent for m in methods)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def call(self: Any, batch: Any, logs: Any = None) -> None:
-            spared = (
-                type(self) is keras.callbacks.CallbackList
-                and _context.running_strategy() is not None
-                and all(is_silent(callback) for callback in self.callbacks)
-            )
-            if not spared:
-                original(self, batch, logs)
-            if name == "on_train_batch_end" and getattr(self, "_km_agrees", False):
-                _agree_to_stop(self, "the end of a batch")
-
-        return call
-
-    return wrap
-
-
-def _agree_to_stop(callback_list: Any, what: str) -> None:
-    """What one worker's callback has stopped stops on all, after the same step."""
-    model = callback_list.model
-    wants = bool(model.stop_training)
-    model.stop_training = _engine.load().any_worker(wants, what)
-
-
-def _begins(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Many workers: whether to agree after each batch is the same on all."""
-
-    @functools.wraps(original)
-    def on_train_begin(self: Any, logs: Any = None) -> None:
-        original(self, logs)
-        if getattr(_context.running_strategy(), "num_workers", 1) > 1:
-            # Callbacks on a thread of their own cannot stop a certain step.
-            may_stop = not self._async_train
-            self._km_agrees = _engine.load().any_worker(may_stop, "the start of fit")
-
-    return on_train_begin
-
-
-def _epoch_ends(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> None:
-        original(self, epoch, logs)
-        if getattr(_context.running_strategy(), "num_workers", 1) > 1:
-            _agree_to_stop(self, "the end of an epoch")
-
-    return on_epoch_end
-
-
 def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def moments(self: Any, inputs: Any, mask: Any) -> Any:
@@ -340,8 +276,18 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
     ]
     names += [
-        (CallbackList, "on_train_begin", _begins, "whether workers agree to stop"),
-        (CallbackList, "on_epoch_end", _epoch_ends, "workers agree to stop"),
+        (
+            CallbackList,
+            "on_train_begin",
+            callbacks.agreeing_from_start,
+            "whether workers agree to stop",
+        ),
+        (
+            CallbackList,
+            "on_epoch_end",
+            callbacks.agreeing_at_epoch_end,
+            "workers agree to stop",
+        ),
     ]
     for owner, name in (
         (keras.Model, "save"),
@@ -354,7 +300,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):
             name = f"on_{kind}_batch_{side}"
-            wrap = _batch_callback(name)
+            wrap = callbacks.heard_or_spared(name)
             names.append((CallbackList, name, wrap, "calls that nobody listens to"))
     if keras.config.backend() == "jax":
         names += _jax_names()

@@ -203,9 +203,9 @@ def _add_launch(commands: "argparse._SubParsersAction[_Parser]") -> None:
 
 
 def _run_launch(arguments: argparse.Namespace) -> int:
+    from keras_mirror.errors import LaunchFailedError, LaunchUsageError
     from keras_mirror.launch.agent import launch
     from keras_mirror.launch.config import LaunchConfig
-    from keras_mirror.launch.errors import LaunchFailedError, LaunchUsageError
 
     command = arguments.command
     if command[:1] == ["--"]:

@@ -324,3 +324,19 @@ class InconsistentVariableError(KerasMirrorError, RuntimeError):
             "Something has changed one copy alone: an assignment on one worker, code "
             "in a replica that draws its own numbers, or a faulty device."
         )
+
+
+class LaunchUsageError(KerasMirrorError, ValueError):
+    """A launch that was asked for wrongly."""
+
+
+class LaunchFailedError(KerasMirrorError, RuntimeError):
+    """A worker failed; the launch has stopped the others.
+
+    Attributes:
+        exit_code: What the launcher ends with.
+    """
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -46,7 +46,7 @@ def _is_sparse(leaf: Any) -> bool:
     return isinstance(leaf, sparse.JAXSparse)
 
 
-def _flatten(data: Any) -> tuple[list[Any], Any]:
+def flatten(data: Any) -> tuple[list[Any], Any]:
     """The arrays of a batch, sparse ones whole, and its structure."""
     leaves, structure = jax.tree.flatten(data, is_leaf=_is_sparse)
     known = (jax.Array, np.ndarray, sparse.JAXSparse)
@@ -128,7 +128,7 @@ def prepare(data: Any, mesh: Mesh) -> StepBatch:
     """
     if isinstance(data, StepBatch):
         return data
-    leaves, structure = _flatten(data)
+    leaves, structure = flatten(data)
     rows = _common_rows(leaves)
     if not rows:
         placed = [_put_irregular(leaf, mesh) for leaf in leaves]
@@ -161,7 +161,7 @@ def place_inputs(inputs: Any, mesh: Mesh) -> Any:
 
 
 def _check_even(data: Any, mesh: Mesh) -> None:
-    leaves, _ = _flatten(data)
+    leaves, _ = flatten(data)
     rows = _common_rows(leaves)
     if leaves and (not rows or rows % mesh.size):
         raise errors.UnevenBatchError([x.shape for x in leaves], mesh.size)
@@ -196,7 +196,8 @@ class Batches(Iterator[Any]):
         self._may_be_reused = may_be_reused
         self._must_be_even = must_be_even
         self._ahead: deque[Any] | None = None
-        if jax.default_backend() != "cpu":
+        # Workers first agree on a batch, as it lies on the host.
+        if jax.default_backend() != "cpu" and not spans_processes(mesh):
             self._ahead = deque()
 
     def __next__(self) -> Any:
@@ -222,12 +223,12 @@ class Batches(Iterator[Any]):
             _check_even(data, self._mesh)
         if not self._may_be_reused:
             return data
-        leaves, structure = _flatten(data)
+        leaves, structure = flatten(data)
         return structure.unflatten([_own(leaf) for leaf in leaves])
 
     def _placed(self, data: Any) -> Any:
         # A padded batch would show Keras a wrong number of rows; the step pads it.
-        leaves, structure = _flatten(data)
+        leaves, structure = flatten(data)
         rows = _common_rows(leaves)
         if rows and rows % self._mesh.size == 0:
             leaves = _on_mesh(leaves, self._mesh)

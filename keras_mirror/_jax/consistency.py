@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from keras_mirror import errors
-from keras_mirror._jax import processes
+from keras_mirror._jax import compat, processes
 
 
 def _digest(array: Any) -> str:
@@ -34,7 +34,7 @@ def check(variables: list[Any]) -> None:
     """
     own = [_digests(variable) for variable in variables]
     told = [own]
-    if processes.count() > 1:
+    if compat.process_count() > 1:
         summary = hashlib.blake2b(repr(own).encode(), digest_size=8).hexdigest()
         several = any(len(set(found)) > 1 for found in own)
         summaries = processes.exchange([summary, several], "the check of variables")

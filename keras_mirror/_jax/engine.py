@@ -76,7 +76,7 @@ class JaxEngine:
         return mesh.make_mesh(devices)
 
     def place_model(self, model: Any, strategy: Any) -> None:
-        home = mesh.replicated(mesh.at_home(strategy.mesh))
+        home = mesh.replicated_at_home(strategy.mesh)
         state.spread(state.model_variables(model), home)
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:

@@ -58,6 +58,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 @functools.cache
+def replicated_at_home(mesh: Mesh) -> NamedSharding:
+    """A full copy on each device that this process has of the mesh."""
+    return replicated(at_home(mesh))
+
+
+@functools.cache
 def by_rows(mesh: Mesh) -> NamedSharding:
     """The first axis divided over the devices."""
     return NamedSharding(mesh, PartitionSpec(AXIS))

@@ -20,11 +20,6 @@ _FAILED = "failed"
 _numbers = itertools.count()
 
 
-def count() -> int:
-    """How many processes train together."""
-    return compat.process_count()
-
-
 def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> None:
     """Meets the other workers, or adopts a runtime that is there already.
 
@@ -65,13 +60,11 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
 
 
 def _check_adopted(membership: Any) -> None:
+    if membership is None or membership.num_workers is None:
+        return
     found = (jax.process_count(), jax.process_index())
-    asked = (
-        found
-        if membership is None or membership.num_workers is None
-        else (membership.num_workers, membership.index)
-    )
-    if membership is not None and found != asked:
+    asked = (membership.num_workers, membership.index)
+    if found != asked:
         raise errors.ClusterStartError(
             membership.coordinator,
             f"This process is worker {found[1]} of {found[0]} already, and cannot be "
@@ -82,6 +75,15 @@ def _check_adopted(membership: Any) -> None:
 
 def _key(number: int, index: int) -> str:
     return f"keras_mirror/{number}/{index}"
+
+
+def _tell(number: int, what: str, value: Any, *, again: bool = False) -> None:
+    key = _key(number, jax.process_index())
+    compat.client().key_value_set(key, json.dumps([what, value]), again)
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def exchange(value: Any, what: str) -> list[Any]:
@@ -101,9 +103,8 @@ def exchange(value: Any, what: str) -> list[Any]:
         WorkerFailedError: A worker has told the others that it failed.
         WorkersDifferError: A worker came for something else.
     """
-    number, me = next(_numbers), jax.process_index()
-    client = compat.client()
-    client.key_value_set(_key(number, me), json.dumps([what, value]))
+    number = next(_numbers)
+    _tell(number, what, value)
     told = _hear(number, what)
     for index, (said, other) in enumerate(told):
         if said == _FAILED:
@@ -113,7 +114,7 @@ def exchange(value: Any, what: str) -> list[Any]:
         raise errors.WorkersDifferError("place of the program", places)
     # All have read what was said two places ago.
     if number >= 2:
-        client.key_value_delete(_key(number - 2, me))
+        compat.client().key_value_delete(_key(number - 2, jax.process_index()))
     return [other for _, other in told]
 
 
@@ -133,17 +134,14 @@ def _hear(number: int, what: str) -> list[Any]:
     if late:
         error = errors.LateWorkerError(what, late, count, LATE_SECONDS)
         # Who comes later must not go on alone.
-        said = json.dumps([_FAILED, f"{type(error).__name__}: {error}"])
-        client.key_value_set(_key(number, jax.process_index()), said, True)
+        _tell(number, _FAILED, _in_words(error), again=True)
         raise error
     return found
 
 
 def tell_failure(error: BaseException) -> None:
     """Lets the others know, at their next place of agreement, that this one failed."""
-    said = f"{type(error).__name__}: {error}"
-    key = _key(next(_numbers), jax.process_index())
-    compat.client().key_value_set(key, json.dumps([_FAILED, said]))
+    _tell(next(_numbers), _FAILED, _in_words(error))
 
 
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:

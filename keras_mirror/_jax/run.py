@@ -18,7 +18,7 @@ from keras_mirror._jax import random
 from keras_mirror._jax.batch import everywhere
 from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
 from keras_mirror._jax.compat import own_mesh, shard_map
-from keras_mirror._jax.mesh import AXIS, at_home, replicated, spans_processes
+from keras_mirror._jax.mesh import AXIS, spans_processes
 from keras_mirror._jax.state import lowered, replicate
 
 # A function may build a layer in each of its first passes, if not for ever.
@@ -38,7 +38,7 @@ def _at_home(stacked: jax.Array) -> jax.Array:
     if not isinstance(sharding, NamedSharding) or sharding.is_fully_addressable:
         return stacked
     mesh: Any = sharding.mesh
-    return lowered(replicate(stacked, mesh), replicated(at_home(mesh)))
+    return lowered(replicate(stacked, mesh), mesh)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def run(
         )
     for variable, value in zip(assigned, values, strict=True):
         if spans_processes(mesh):
-            value = lowered(value, replicated(at_home(mesh)))
+            value = lowered(value, mesh)
         variable.assign(value)
     return jax.tree.map(PerReplica, result)
 

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror._jax import processes
-from keras_mirror._jax.mesh import AXIS, at_home, replicated, spans_processes
+from keras_mirror._jax.mesh import AXIS, replicated, replicated_at_home, spans_processes
 
 
 class Part(Sequence[jax.Array]):
@@ -19,14 +19,14 @@ class Part(Sequence[jax.Array]):
     as it is.
     """
 
-    def __init__(self, values: list[jax.Array], home: NamedSharding | None = None):
+    def __init__(self, values: list[jax.Array], mesh: Mesh):
         self.values = values
-        # Where other processes have a part of the values: how this one's part is
-        # laid out, which is what Keras gets to see.
-        self._home = home
+        # Where other processes have a part of the values, Keras gets to see this
+        # one's.
+        self._mesh = mesh if spans_processes(mesh) else None
 
     def _seen(self, value: jax.Array) -> jax.Array:
-        return value if self._home is None else lowered(value, self._home)
+        return value if self._mesh is None else lowered(value, self._mesh)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -60,21 +60,20 @@ class PlacedState(tuple[Part, ...]):
         ]
 
 
-def lifted(value: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """This process' copies as its part of one array over all processes.
-
-    Args:
-        value: Replicated over this process' part of the mesh.
-        sharding: Replicated over the whole mesh.
-    """
+def _same_copies(value: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """This process' copies of a replicated array as those of another; none is made."""
     copies = [shard.data for shard in value.addressable_shards]
     return jax.make_array_from_single_device_arrays(value.shape, sharding, copies)
 
 
-def lowered(value: jax.Array, home: NamedSharding) -> jax.Array:
-    """Undoes `lifted`; nothing is copied."""
-    copies = [shard.data for shard in value.addressable_shards]
-    return jax.make_array_from_single_device_arrays(value.shape, home, copies)
+def lifted(value: jax.Array, mesh: Mesh) -> jax.Array:
+    """An array that this process has, as its part of one over the whole mesh."""
+    return _same_copies(value, replicated(mesh))
+
+
+def lowered(value: jax.Array, mesh: Mesh) -> jax.Array:
+    """Undoes `lifted`."""
+    return _same_copies(value, replicated_at_home(mesh))
 
 
 def replicate(values: Any, mesh: Mesh) -> Any:
@@ -84,19 +83,17 @@ def replicate(values: Any, mesh: Mesh) -> Any:
 
 def placed(state: Any, mesh: Mesh) -> PlacedState:
     """Marks the state that a step over `mesh` has returned."""
-    home = replicated(at_home(mesh)) if spans_processes(mesh) else None
-    return PlacedState(Part(list(part), home) for part in state)
+    return PlacedState(Part(list(part), mesh) for part in state)
 
 
 def place_state(state: Any, mesh: Mesh) -> PlacedState:
     """The state with every array replicated over `mesh`."""
     if isinstance(state, PlacedState):
         return state
-    home = replicated(at_home(mesh))
+    home = replicated_at_home(mesh)
     parts = [_laid_out(list(part), home) for part in state]
     if spans_processes(mesh):
-        everywhere = replicated(mesh)
-        parts = [[lifted(value, everywhere) for value in part] for part in parts]
+        parts = [[lifted(value, mesh) for value in part] for part in parts]
     return placed(parts, mesh)
 
 

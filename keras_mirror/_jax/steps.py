@@ -13,7 +13,7 @@ from keras_mirror import _context, errors
 from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
-from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
+from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
 from keras_mirror._jax.state import PlacedState, lowered, place_state, placed, replicate
 from keras_mirror._jax.worker_batches import WorkerBatches
 
@@ -34,7 +34,7 @@ class StepFunction:
     Args:
         model: The model, bound to `strategy`.
         strategy: Where to run.
-        step: A function of (state, data, rows) in the global view.
+        step: The step in the global view, a `global_view.Step`.
     """
 
     def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
@@ -100,8 +100,7 @@ class StepFunction:
                 outputs, new_state = replicate((outputs, new_state), self._mesh)
             self.latest = placed(new_state, self._mesh)
             if self._spans:
-                home = replicated(at_home(self._mesh))
-                outputs = jax.tree.map(lambda value: lowered(value, home), outputs)
+                outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)
                 outputs = self._for_this_worker(outputs, batch)
             self._wait_for_earlier_steps(outputs)
         except BaseException:

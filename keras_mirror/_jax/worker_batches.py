@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from keras_mirror import errors
 from keras_mirror._jax import processes
-from keras_mirror._jax.batch import StepBatch, prepare
+from keras_mirror._jax.batch import StepBatch, flatten, prepare
 from keras_mirror._jax.mesh import at_home, by_rows
 from keras_mirror._jax.preemption import is_asked_to_leave
 
@@ -22,7 +22,7 @@ Shapes = list[tuple[tuple[int, ...], str]]
 
 
 def _shapes(data: Any) -> Shapes:
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(data)]
+    leaves, _ = flatten(data)
     return [(leaf.shape, str(leaf.dtype)) for leaf in leaves]
 
 
@@ -94,7 +94,7 @@ class WorkerBatches:
         counts = [value[0][0][0] for value in found]
         me = jax.process_index()
         own = slice(sum(counts[:me]), sum(counts[: me + 1]))
-        leaves, structure = jax.tree.flatten(data)
+        leaves, structure = flatten(data)
         leaves = [np.asarray(leaf) for leaf in leaves]
         if len(set(counts)) == 1 and counts[0] % at_home(self._mesh).size == 0:
             placed = [self._placed(leaf, sum(counts)) for leaf in leaves]

@@ -1,5 +1,10 @@
 """What Keras' callbacks lack across workers."""
 
+from keras_mirror.callbacks.calls import (
+    agreeing_at_epoch_end as agreeing_at_epoch_end,
+)
+from keras_mirror.callbacks.calls import agreeing_from_start as agreeing_from_start
+from keras_mirror.callbacks.calls import heard_or_spared as heard_or_spared
 from keras_mirror.callbacks.chief import chief_only as chief_only
 from keras_mirror.callbacks.chief import for_this_worker as for_this_worker
 from keras_mirror.callbacks.consistency import ConsistencyCheck as ConsistencyCheck

@@ -2,21 +2,16 @@
 
 from collections.abc import Mapping
 
-from keras_mirror.cluster.resolver import Resolver
-from keras_mirror.cluster.spec import Membership
-
-_VARIABLES = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
+from keras_mirror.cluster.resolver import Scheduler
 
 
-class CloudTPU(Resolver):
-    """Known by the variables that it sets; `jax.distributed` reads the rest."""
+class CloudTPU(Scheduler):
+    """A host of a slice."""
 
     order = 5
+    name = "Cloud TPU"
+    variables = ("TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
 
     @classmethod
-    def membership(cls, environment: Mapping[str, str]) -> Membership | None:
-        if not all(name in environment for name in _VARIABLES):
-            return None
-        if "," not in environment["TPU_WORKER_HOSTNAMES"]:
-            return None  # one machine
-        return Membership(None, None, None, "Cloud TPU")
+    def is_alone(cls, environment: Mapping[str, str]) -> bool:
+        return "," not in environment["TPU_WORKER_HOSTNAMES"]

@@ -2,21 +2,20 @@
 
 from collections.abc import Mapping
 
-from keras_mirror.cluster.resolver import Resolver
-from keras_mirror.cluster.spec import Membership
-
-_VARIABLES = ("OMPI_MCA_orte_hnp_uri", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+from keras_mirror.cluster.resolver import Scheduler
 
 
-class OpenMPI(Resolver):
-    """Known by the variables that it sets; `jax.distributed` reads the rest."""
+class OpenMPI(Scheduler):
+    """A rank of its world."""
 
     order = 3
+    name = "Open MPI"
+    variables = (
+        "OMPI_MCA_orte_hnp_uri",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+    )
 
     @classmethod
-    def membership(cls, environment: Mapping[str, str]) -> Membership | None:
-        if not all(name in environment for name in _VARIABLES):
-            return None
-        if environment["OMPI_COMM_WORLD_SIZE"] == "1":
-            return None  # one process
-        return Membership(None, None, None, "Open MPI")
+    def is_alone(cls, environment: Mapping[str, str]) -> bool:
+        return environment["OMPI_COMM_WORLD_SIZE"] == "1"

@@ -31,6 +31,32 @@ class Resolver:
         raise NotImplementedError
 
 
+class Scheduler(Resolver):
+    """One that JAX can ask itself; known by the variables that it sets.
+
+    Attributes:
+        name: What people call it.
+        variables: They must all be there.
+    """
+
+    name = ""
+    variables: tuple[str, ...] = ()
+
+    @classmethod
+    def membership(cls, environment: Mapping[str, str]) -> Membership | None:
+        """That the scheduler is there; None also for a process that is alone."""
+        if not all(variable in environment for variable in cls.variables):
+            return None
+        if cls.is_alone(environment):
+            return None
+        return Membership(None, None, None, cls.name)
+
+    @classmethod
+    def is_alone(cls, environment: Mapping[str, str]) -> bool:
+        """Whether the scheduler has started this process alone."""
+        return False
+
+
 def find(environment: Mapping[str, str]) -> Membership | None:
     """What the environment says of this process' place; None where nothing does.
 

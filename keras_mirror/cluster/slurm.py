@@ -2,21 +2,16 @@
 
 from collections.abc import Mapping
 
-from keras_mirror.cluster.resolver import Resolver
-from keras_mirror.cluster.spec import Membership
-
-_VARIABLES = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS")
+from keras_mirror.cluster.resolver import Scheduler
 
 
-class Slurm(Resolver):
-    """Known by the variables that it sets; `jax.distributed` reads the rest."""
+class Slurm(Scheduler):
+    """A task of a step."""
 
     order = 2
+    name = "Slurm"
+    variables = ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS")
 
     @classmethod
-    def membership(cls, environment: Mapping[str, str]) -> Membership | None:
-        if not all(name in environment for name in _VARIABLES):
-            return None
-        if environment["SLURM_NTASKS"] == "1":
-            return None  # one process
-        return Membership(None, None, None, "Slurm")
+    def is_alone(cls, environment: Mapping[str, str]) -> bool:
+        return environment["SLURM_NTASKS"] == "1"

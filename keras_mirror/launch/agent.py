@@ -9,12 +9,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from keras_mirror.launch.config import (
-    PREEMPTED_EXIT_CODE,
-    LaunchConfig,
-    free_address,
-)
-from keras_mirror.launch.errors import LaunchFailedError
+from keras_mirror.errors import LaunchFailedError, PreemptedExit
+from keras_mirror.launch.config import LaunchConfig, free_address
 from keras_mirror.launch.worker import Worker, in_words
 
 _POLL_SECONDS = 0.05
@@ -39,7 +35,7 @@ def launch(config: LaunchConfig) -> None:
         if failed is None:
             return
         code = failed.exit_code or 0
-        if code == PREEMPTED_EXIT_CODE:
+        if code == PreemptedExit.EXIT_CODE:
             _say(f"worker {failed.rank} was preempted; starting again")
             continue
         if restarts >= config.max_restarts:
@@ -85,10 +81,12 @@ class _Attempt:
                 signal.signal(number, handler)
         if self._signal is not None:
             name = signal.Signals(self._signal).name
-            if failed is None or failed.exit_code != PREEMPTED_EXIT_CODE:
+            if failed is None or failed.exit_code != PreemptedExit.EXIT_CODE:
                 code = 128 + self._signal
                 raise LaunchFailedError(f"stopped by {name}", code)
-            raise LaunchFailedError(f"saved and stopped by {name}", PREEMPTED_EXIT_CODE)
+            raise LaunchFailedError(
+                f"saved and stopped by {name}", PreemptedExit.EXIT_CODE
+            )
         return failed
 
     def _note(self, number: int, _: FrameType | None) -> Any:
@@ -112,28 +110,23 @@ class _Attempt:
             if self._signal is not None:
                 return self._pass_on(self._signal)
             codes = [worker.poll() for worker in self._workers]
-            if any(code for code in codes):
+            if any(codes):
+                self._wait(_SETTLE_SECONDS)
                 return self._first_failed()
             if all(code is not None for code in codes):
                 return None
             time.sleep(_POLL_SECONDS)
 
-    def _first_failed(self) -> Worker:
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while time.monotonic() < deadline:
-            for worker in self._workers:
-                worker.poll()
-            time.sleep(_POLL_SECONDS)
+    def _first_failed(self) -> Worker | None:
         failed = [worker for worker in self._workers if worker.exit_code]
-        return min(failed, key=lambda worker: worker.ended_at or 0.0)
+        return min(failed, key=lambda w: w.ended_at or 0.0) if failed else None
 
     def _pass_on(self, number: int) -> Worker | None:
         """Gives the workers the signal, and the time to save and end."""
         for worker in self._workers:
             worker.send(number)
         self._wait(self._config.grace_seconds)
-        failed = [worker for worker in self._workers if worker.exit_code]
-        return min(failed, key=lambda w: w.ended_at or 0.0) if failed else None
+        return self._first_failed()
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

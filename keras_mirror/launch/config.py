@@ -8,12 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from keras_mirror.launch.errors import LaunchUsageError
+from keras_mirror.errors import LaunchUsageError
 
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
-# A worker that was asked to stop has saved, and wants to be started again.
-PREEMPTED_EXIT_CODE = 75
 
 
 @dataclass(frozen=True)

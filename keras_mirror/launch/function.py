@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from keras_mirror.errors import LaunchUsageError
 from keras_mirror.launch.agent import launch as run_job
 from keras_mirror.launch.config import LaunchConfig
-from keras_mirror.launch.errors import LaunchUsageError
 
 
 def launch(

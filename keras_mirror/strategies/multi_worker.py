@@ -78,7 +78,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             heartbeat_seconds=heartbeat_seconds,
         )
         if self._num_workers == 1:
-            _say_alone()
+            warnings.warn(errors.AloneWarning(), stacklevel=2)
         devices = engine.all_devices()
         super().__init__(devices, view=view, available=devices)
         self._cluster = cluster
@@ -140,7 +140,3 @@ def _membership(spec: object) -> cluster.Membership | None:
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise errors.OptionValueError(name, value, ("a whole number of seconds",))
-
-
-def _say_alone() -> None:
-    warnings.warn(errors.AloneWarning(), stacklevel=4)

@@ -6,6 +6,7 @@ import logging
 import jax
 import keras
 import pytest
+from parity import compiled, mlp, run_on_one_device, train_on_numbers
 
 import keras_mirror as km
 
@@ -49,3 +50,9 @@ def no_analysis_fails():
     logger.addHandler(handler)
     yield
     logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="session")
+def one_device():
+    """The MLP of `parity` after `train_on_numbers`, by plain Keras."""
+    return run_on_one_device(mlp, compiled(), train_on_numbers)

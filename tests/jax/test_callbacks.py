@@ -231,7 +231,8 @@ def test_a_method_that_looks_like_the_default_is_called():
             seen.append(batch)
 
     run_on_replicas(mlp, compiled(), fit(x, y, callbacks=[Wrapped()]))
-    assert seen == [0, 1, 2, 3] * 2
+    # Keras calls what bears its mark on several threads, in no order.
+    assert sorted(seen) == sorted([0, 1, 2, 3] * 2)
 
 
 def test_a_step_that_no_callback_hears_of_wakes_no_thread(monkeypatch):

@@ -184,6 +184,14 @@ def test_an_accelerator_gets_the_next_batch_ahead_of_the_step(monkeypatch):
     assert len(list(ahead)) == 2
 
 
+def test_workers_get_their_batches_as_they_lie_on_the_host(monkeypatch):
+    """They agree on a batch before any of it is placed."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(batch, "spans_processes", lambda mesh: True)
+    batches = batch.Batches(iter([(X,)]), mirrored().mesh, may_be_reused=False)
+    assert batches.take()[0] is X
+
+
 def aligned(rows, columns):
     """An array that JAX may take as it is, without a copy."""
     memory = np.empty(rows * columns * 4 + 64, "uint8")

@@ -22,17 +22,11 @@ from parity import (
     mlp,
     numbers,
     run_on_one_device,
-    train_on_numbers,
 )
 
 import keras_mirror as km
 
 x, y = numbers()
-
-
-@pytest.fixture(scope="module")
-def one_device():
-    return run_on_one_device(mlp, compiled(), train_on_numbers)
 
 
 # Each way in ----------------------------------------------------------------

@@ -8,24 +8,17 @@ from parity import (
     assert_same,
     assert_trains_like,
     compile_with,
-    compiled,
     device_count,
     fresh,
     mirrored,
     mlp,
     numbers,
-    run_on_one_device,
     train_on_numbers,
 )
 
 import keras_mirror as km
 
 x, y = numbers()
-
-
-@pytest.fixture(scope="module")
-def one_device():
-    return run_on_one_device(mlp, compiled(), train_on_numbers)
 
 
 # Moving a model on ----------------------------------------------------------

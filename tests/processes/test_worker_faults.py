@@ -32,6 +32,12 @@ def start(tmp_path):
         workers.kill()
 
 
+def assert_all_fail(workers, seconds=90):
+    """Each ends by itself, with an error."""
+    codes = workers.wait(seconds)
+    assert 0 not in codes and None not in codes, workers.logs()
+
+
 def results(folder, name):
     return cluster.results(
         "fault_worker.py", folder, arguments=(name,), seconds=120, **WORKERS
@@ -50,23 +56,20 @@ def test_a_killed_worker_ends_the_other(start, victim):
 
 def test_an_error_on_one_worker_is_named_on_the_other(start):
     workers = start("raises")
-    codes = workers.wait(90)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers)
     assert "worker 1 has failed" in workers.log(0), workers.logs()
     assert "ValueError: the disk is full" in workers.log(0)
 
 
 def test_failing_data_on_one_worker_is_named_on_the_other(start):
     workers = start("generator_fails")
-    codes = workers.wait(90)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers)
     assert "OSError: no such shard" in workers.log(0), workers.logs()
 
 
 def test_different_data_is_an_error_on_every_worker(start):
     workers = start("other_batches")
-    codes = workers.wait(90)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers)
     for index in (0, 1):
         assert "worker 0: 8 rows; worker 1: 4 rows" in workers.log(index)
 
@@ -145,16 +148,14 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
 
 def test_a_variable_that_drifts_is_named_on_every_worker(start):
     workers = start("drifts")
-    codes = workers.wait(90)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers)
     for index in (0, 1):
         assert "dense/bias' differs on worker 1, replica 0" in workers.log(index)
 
 
 def test_a_late_worker_is_named(start):
     workers = start("late")
-    codes = workers.wait(60)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers, seconds=60)
     assert "Received nothing from worker 1 within 3 seconds" in workers.log(0)
 
 
@@ -170,7 +171,6 @@ def test_a_worker_that_hangs_ends_the_other(start):
 
 def test_another_model_is_an_error_on_every_worker(start):
     workers = start("other_model")
-    codes = workers.wait(60)
-    assert 0 not in codes and None not in codes, workers.logs()
+    assert_all_fail(workers, seconds=60)
     for index in (0, 1):
         assert "All workers must bring the same variables" in workers.log(index)

@@ -38,8 +38,8 @@ EDGES = {
         "errors",
         "cluster",
     },
-    "launch": {"launch"},
-    "command_line": {"demo", "launch"},
+    "launch": {"launch", "errors"},
+    "command_line": {"demo", "launch", "errors"},
     "__main__": {"command_line"},
 }
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
