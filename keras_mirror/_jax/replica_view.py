@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
-from keras_mirror._jax import random
+from keras_mirror._jax import layouts, random
 from keras_mirror._jax.collectives import (
     combine,
     entering,
@@ -121,24 +121,26 @@ def _region_one(
     entered = replica.enter(variables, non_trainable)
     entered_metrics = replica.enter(model.metrics_variables, metrics)
 
-    def share_of_loss(*args: Any, **kwargs: Any) -> Any:
+    def share_of_loss(*args: Any) -> Any:
         # What this replica's rows contribute to the whole batch's loss: gradients
         # then add up, and inside a replica they are as large as on one device
         # (where float16 overflows, and what a user clips, depends on that).
-        loss, aux = model.compute_loss_and_updates(*args, **kwargs)
+        *rest, optimizer_variables = args
+        loss, aux = model.compute_loss_and_updates(
+            *rest, training=True, optimizer_variables=optimizer_variables
+        )
         return loss / num_replicas, aux
 
     with _context.replica(replica.context()), _context.hooks(replica.hooks()):
-        gradient = jax.value_and_grad(share_of_loss, has_aux=True)
-        (_, aux), grads = gradient(
+        grads, aux, orders = layouts.gradients(
+            share_of_loss,
             trainable,
             entered,
             entered_metrics,
             x,
             y,
             sample_weight,
-            training=True,
-            optimizer_variables=optimizer,
+            optimizer,
         )
     loss, y_pred, left, new_metrics = aux
     left = replica.leave_seeds(variables, left)
@@ -148,9 +150,10 @@ def _region_one(
     reduced.add(
         "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
     )
-    overwritten, reduced.sums["grads"] = _split_gradients(model, grads)
+    overwritten, rest = _split_gradients(model, grads)
+    reduced.sums["grads"] = list(map(layouts.before, rest, orders))
     reduced.run()
-    rest = reduced.sums["grads"]
+    rest = list(map(layouts.after, reduced.sums["grads"], orders))
     if reduction == "sum":
         rest = [None if grad is None else grad * num_replicas for grad in rest]
     return (
