@@ -95,6 +95,7 @@ class _ThreadState(threading.local):
         self.eager: list[Any] = []
         self.replicas: list[ReplicaContext | None] = []
         self.hooks: list[TraceHooks | None] = []
+        self.skipped = 0
 
 
 _thread = _ThreadState()
@@ -160,6 +161,17 @@ def has_many_workers(distribution: Any) -> bool:
 def running_strategy() -> Any:
     """The strategy of the innermost model call of this thread, or None."""
     return _thread.running[-1] if _thread.running else None
+
+
+def skip_batches(count: int) -> None:
+    """The next epoch leaves out so many batches: they were trained on before."""
+    _thread.skipped = count
+
+
+def batches_to_skip() -> int:
+    """What `skip_batches` was told, once."""
+    count, _thread.skipped = _thread.skipped, 0
+    return count
 
 
 def eager_call(model: Any) -> contextlib.AbstractContextManager[None]:

@@ -60,6 +60,10 @@ class Engine(Protocol):
         """Whether the claim holds on any worker; all must ask, in the same order."""
         ...
 
+    def chief_says(self, value: Any, what: str) -> Any:
+        """The chief's value, which JSON can hold; all must ask, in the same order."""
+        ...
+
     def tell_failure(self, error: BaseException) -> None:
         """Lets the other workers know that this one has failed."""
         ...

@@ -68,7 +68,9 @@ def _end_steps(model: Any, *, is_broken_off: bool) -> None:
             step.end(is_broken_off=is_broken_off)
 
 
-def _recover(model: Any, target: Any, error: BaseException) -> None:
+def _recover(
+    model: Any, target: Any, error: BaseException, used_callbacks: Any
+) -> None:
     """After an error the model has its variables, and other workers know of it."""
     if not isinstance(target, Strategy):
         return
@@ -83,6 +85,7 @@ def _recover(model: Any, target: Any, error: BaseException) -> None:
     )
     if isinstance(error, errors.PreemptedExit):
         print(f"keras_mirror: {error.message}", file=sys.stderr, flush=True)
+        callbacks.save_before_leaving(used_callbacks)
     if _context.has_many_workers(target) and not isinstance(error, theirs):
         _engine.load().tell_failure(error)
 
@@ -106,17 +109,19 @@ def _call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 begin_fit(self, target)
                 if several:
                     stack.enter_context(_engine.load().fit_context(target))
+            used_callbacks = None
             if several:
                 bound = signature.bind(self, *args, **kwargs)
                 bound.apply_defaults()
                 callbacks.for_this_worker(self, bound.arguments)
+                used_callbacks = bound.arguments.get("callbacks")
                 args, kwargs = bound.args[1:], bound.kwargs
             try:
                 found = original(self, *args, **kwargs)
                 _end_steps(self, is_broken_off=False)
                 return found
             except BaseException as error:
-                _recover(self, target, error)
+                _recover(self, target, error, used_callbacks)
                 if type(error).__name__ != "IndivisibleError":
                     raise
                 raise errors.IndivisibleBatchError(target, error) from error
@@ -196,6 +201,22 @@ def _get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return get_iterator
+
+
+def _going_on(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An epoch from the batch on at which a backup of it was made."""
+
+    @functools.wraps(original)
+    def enumerate_iterator(self: Any) -> Iterator[Any]:
+        skipped = _context.batches_to_skip()
+        for begin, end, iterator in original(self):
+            if end < skipped:
+                for _ in range(begin, end + 1):
+                    next(iterator, None)
+            else:
+                yield begin, end, iterator
+
+    return enumerate_iterator
 
 
 def _distribute_data(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -293,10 +314,17 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (keras.Model, "save"),
         (keras.Model, "save_weights"),
         (keras.Model, "export"),
-        (keras.callbacks.BackupAndRestore, "_save_model"),
         (keras.callbacks.BackupAndRestore, "on_train_end"),
     ):
         names.append((owner, name, callbacks.chief_only, "the chief writes files"))
+    for name, wrap in (
+        ("_save_model", callbacks.saving),
+        ("on_train_begin", callbacks.restoring),
+        ("on_epoch_begin", callbacks.beginning_epoch),
+        ("on_train_batch_end", callbacks.counting),
+    ):
+        owner = keras.callbacks.BackupAndRestore
+        names.append((owner, name, wrap, "goes on within an epoch"))
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):
             name = f"on_{kind}_batch_{side}"
@@ -313,6 +341,7 @@ def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
         (keras.Model, "__call__", _eager_call, "`model(x)` on arrays elsewhere"),
         (trainer.JAXEpochIterator, "_get_iterator", _get_iterator, "placing batches"),
+        (trainer.JAXEpochIterator, "_enumerate_iterator", _going_on, "see `backup`"),
         (trainer, "_distribute_data", _distribute_data, "no batch whole on a device"),
     ]
     cls = trainer.JAXTrainer

@@ -63,6 +63,9 @@ class JaxEngine:
     def any_worker(self, claim: bool, what: str) -> bool:
         return any(processes.exchange(claim, what))
 
+    def chief_says(self, value: Any, what: str) -> Any:
+        return processes.exchange(value, what)[0]
+
     def tell_failure(self, error: BaseException) -> None:
         processes.tell_failure(error)
 

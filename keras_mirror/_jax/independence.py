@@ -13,9 +13,9 @@ import numpy as np
 
 from keras_mirror import _context
 from keras_mirror._jax.collectives import is_float
-from keras_mirror._jax.random import is_seed
 from keras_mirror._jax.row_rules import make_walk
 from keras_mirror._jax.rows import LOSS, SEED, Label, RowsMix
+from keras_mirror._seeds import is_seed
 
 _log = logging.getLogger("keras_mirror")
 ROW = Label("rows", 0, 1)

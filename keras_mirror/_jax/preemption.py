@@ -16,7 +16,10 @@ def is_asked_to_leave() -> bool:
 
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
-    """Inside, SIGTERM is noted rather than fatal, unless the program handles it."""
+    """Inside, SIGTERM is noted rather than fatal, unless the program handles it.
+
+    What came too late for the workers to leave together is delivered at the end.
+    """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -26,8 +29,12 @@ def watched() -> Iterator[None]:
         _asked.append(number)
 
     signal.signal(signal.SIGTERM, note)
+    came_late = False
     try:
         yield
+        came_late = is_asked_to_leave()
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _asked.clear()
+    if came_late:
+        signal.raise_signal(signal.SIGTERM)

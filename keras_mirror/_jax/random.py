@@ -5,23 +5,12 @@ index is folded into the seed on entry; the seed that leaves is the original one
 with the counter that the step advanced, equal on all replicas.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 # 2**32 over the golden ratio: consecutive replicas get far-away seeds.
 _STRIDE = np.uint32(0x9E3779B9)
-
-
-def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a `SeedGenerator`."""
-    return (
-        variable.name == "seed_generator_state"
-        and tuple(variable.shape) == (2,)
-        and str(variable.dtype) == "uint32"
-    )
 
 
 def _offset(replica_id: jax.Array) -> jax.Array:

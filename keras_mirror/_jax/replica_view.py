@@ -24,6 +24,7 @@ from keras_mirror._jax.collectives import (
 from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.losses import ReplicaHooks
 from keras_mirror._jax.mesh import AXIS
+from keras_mirror._seeds import is_seed
 
 Step = Callable[[Any, Any], Any]
 
@@ -45,14 +46,14 @@ class _Replica:
         """What this replica starts from."""
         return [
             random.fold_in(value, self.id)
-            if random.is_seed(variable)
+            if is_seed(variable)
             else entering(value, variable.aggregation, self.id)
             for variable, value in zip(variables, values, strict=True)
         ]
 
     def leave_seeds(self, variables: list[Any], values: list[Any]) -> list[Any]:
         return [
-            random.fold_out(value, self.id) if random.is_seed(variable) else value
+            random.fold_out(value, self.id) if is_seed(variable) else value
             for variable, value in zip(variables, values, strict=True)
         ]
 
@@ -79,7 +80,7 @@ class _Reduction:
         for i, (variable, before, begun, after) in enumerate(states):
             # Named by place: all processes must reduce in the same order.
             key = f"{group}/{i}"
-            if random.is_seed(variable):
+            if is_seed(variable):
                 continue
             if after is begun:
                 self._kept[key] = before

@@ -20,6 +20,7 @@ from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_m
 from keras_mirror._jax.compat import own_mesh, shard_map
 from keras_mirror._jax.mesh import AXIS, spans_processes
 from keras_mirror._jax.state import lowered, replicate
+from keras_mirror._seeds import is_seed
 
 # A function may build a layer in each of its first passes, if not for ever.
 _MOST_PASSES = 5
@@ -92,7 +93,7 @@ class _Recording(keras.StatelessScope):
         value = variable._value
         if self._as_constants:
             value = jnp.asarray(np.asarray(value))
-        if random.is_seed(variable):
+        if is_seed(variable):
             return random.fold_in(value, self._replica_id)
         if variable.aggregation == "sum":
             return entering(value, "sum", self._replica_id)
@@ -103,7 +104,7 @@ class _Recording(keras.StatelessScope):
         means: dict[str, Any] = {}
         sums: dict[str, Any] = {}
         for i, (variable, new) in enumerate(self.updates.values()):
-            if random.is_seed(variable):
+            if is_seed(variable):
                 means[str(i)] = random.fold_out(new, self._replica_id)
                 continue
             how, value = combine(new, variable.aggregation, self._replica_id)

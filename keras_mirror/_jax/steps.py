@@ -37,6 +37,9 @@ class StepFunction:
         step: The step in the global view, a `global_view.Step`.
     """
 
+    # Whether workers that were asked to leave do so between two of these steps.
+    may_leave = False
+
     def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
         self.strategy = strategy
         self._model = model
@@ -122,7 +125,9 @@ class StepFunction:
         if not self._spans:
             return None
         is_own_part = self.strategy.auto_shard == "off"
-        return WorkerBatches(self._mesh, what, is_own_part=is_own_part)
+        return WorkerBatches(
+            self._mesh, what, is_own_part=is_own_part, may_leave=self.may_leave
+        )
 
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
@@ -162,6 +167,8 @@ class PredictFunction(StepFunction):
 
 class TrainFunction(StepFunction):
     """The train step: the one that has two views."""
+
+    may_leave = True
 
     def __init__(self, model: Any, strategy: Any, reduction: str):
         super().__init__(
@@ -283,11 +290,12 @@ def over_iterator(
     def function(state: Any, iterator: Iterator[Any]) -> Any:
         found = []
         take = iterator.take if isinstance(iterator, Batches) else iterator.__next__
-        if together is not None:
-            take = functools.partial(together.take, take)
-        for _ in range(steps_per_execution):
+        for number in range(steps_per_execution):
             try:
-                data = take()
+                if together is None:
+                    data = take()
+                else:
+                    data = together.take(take, is_first=number == 0)
             except BaseException as error:
                 if found and isinstance(error, StopIteration):
                     break

@@ -41,18 +41,21 @@ class WorkerBatches:
         what: What the batches are for; workers must agree on it.
         is_own_part: Whether a worker's batch is its part of the global batch
             (`auto_shard="off"`), rather than the global batch that all have.
+        may_leave: Whether workers that were asked to leave do so here.
     """
 
-    def __init__(self, mesh: Mesh, what: str, *, is_own_part: bool):
+    def __init__(self, mesh: Mesh, what: str, *, is_own_part: bool, may_leave: bool):
         self._mesh = mesh
         self._what = what
         self._is_own_part = is_own_part
+        self._may_leave = may_leave
 
-    def take(self, take: Callable[[], Any]) -> Any:
+    def take(self, take: Callable[[], Any], *, is_first: bool) -> Any:
         """The next batch of all workers.
 
         Args:
             take: Returns this worker's next batch.
+            is_first: Whether it is the first of those that one call takes.
 
         Raises:
             StopIteration: No worker has one.
@@ -62,18 +65,18 @@ class WorkerBatches:
         try:
             data = take()
         except StopIteration:
-            return self._meet(None)
-        return self._meet(data)
+            data = None
+        return self._meet(data, may_leave=self._may_leave and is_first)
 
-    def _meet(self, data: Any) -> Any:
+    def _meet(self, data: Any, *, may_leave: bool) -> Any:
         shapes = None if data is None else _shapes(data)
         told = processes.exchange([shapes, is_asked_to_leave()], self._what)
-        leaving = [index for index, (_, leaves) in enumerate(told) if leaves]
-        if leaving:
-            raise errors.PreemptedExit(leaving)
         found = [value for value, _ in told]
         if all(value is None for value in found):
             raise StopIteration
+        leaving = [index for index, (_, leaves) in enumerate(told) if leaves]
+        if leaving and may_leave:
+            raise errors.PreemptedExit(leaving)
         if self._is_own_part:
             return self._joined(data, found)
         if any(value != found[0] for value in found):

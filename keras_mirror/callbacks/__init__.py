@@ -1,5 +1,10 @@
 """What Keras' callbacks lack across workers."""
 
+from keras_mirror.callbacks.backup import beginning_epoch as beginning_epoch
+from keras_mirror.callbacks.backup import counting as counting
+from keras_mirror.callbacks.backup import restoring as restoring
+from keras_mirror.callbacks.backup import save_before_leaving as save_before_leaving
+from keras_mirror.callbacks.backup import saving as saving
 from keras_mirror.callbacks.calls import (
     agreeing_at_epoch_end as agreeing_at_epoch_end,
 )

@@ -166,17 +166,34 @@ def own_parts():
     return {"weights": built.get_weights(), "predicted": predicted}
 
 
-def preempted():
-    """Worker 1 gets SIGTERM in the third epoch of its first start."""
-    first = pathlib.Path(folder) / "started"
-    callbacks = [keras.callbacks.BackupAndRestore(pathlib.Path(folder) / "backup")]
+def terminate(_):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def breaks_off(end, save_freq="epoch"):
+    """Worker 1 ends in the third epoch of its first start."""
+    path = pathlib.Path(folder)
+
+    def note(batch, logs):
+        with open(path / f"batches{me}", "a") as log:
+            print(batch, file=log)
+
+    write = keras.callbacks.LambdaCallback(on_train_batch_end=note)
+    backup = keras.callbacks.BackupAndRestore(path / "backup", save_freq=save_freq)
+    callbacks = [backup, write]
+    first = path / "started"
     if me == 1 and not first.exists():
         first.touch()
-        ask = lambda _: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
-        callbacks.append(At(1, ask, epoch=2, batch=1))
-    built = model()
-    fit(built, epochs=5, shuffle=False, callbacks=callbacks)
-    return {"weights": built.get_weights()}
+        callbacks.append(At(1, end, epoch=2, batch=1))
+    whole = km.MultiWorkerMirroredStrategy(view="global")  # masks of one device
+    built = training.with_dropout(distribution=whole)
+    history = fit(built, epochs=5, callbacks=callbacks)
+    last = {name: values[-3:] for name, values in history.history.items()}
+    return {"weights": built.get_weights(), "history": last}
+
+
+def preempted():
+    return breaks_off(terminate)
 
 
 def drifts():
@@ -192,16 +209,19 @@ def drifts():
     fit(built, epochs=3, callbacks=[At(1, drift, epoch=0, batch=2), check])
 
 
-def resumes():
-    """Worker 1 is killed in the third epoch of its first start."""
-    first = pathlib.Path(folder) / "started"
-    callbacks = [keras.callbacks.BackupAndRestore(pathlib.Path(folder) / "backup")]
-    if me == 1 and not first.exists():
-        first.touch()
-        callbacks.append(At(1, kill, epoch=2, batch=1))
-    built = model()
-    fit(built, epochs=5, shuffle=False, callbacks=callbacks)
-    return {"weights": built.get_weights()}
+def killed_between_backups():
+    return breaks_off(kill)
+
+
+def killed_after_a_backup():
+    return breaks_off(kill, save_freq=1)
+
+
+def asked_at_the_end():
+    """SIGTERM comes to worker 1 after its last batch."""
+    fit(model(), epochs=1, callbacks=[At(1, terminate, epoch=0, batch=2)])
+    time.sleep(0.5)
+    return {}
 
 
 if name == "own_parts":

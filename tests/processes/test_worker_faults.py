@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -113,15 +114,19 @@ def test_own_parts_make_one_global_batch(tmp_path):
     assert_same("predicted", predicted, model.predict(x, verbose=0))
 
 
+KILLED = (["--max-restarts", "1"], "worker 1 failed first")
+
+
 @pytest.mark.parametrize(
-    ("program", "options", "text"),
+    ("program", "options", "text", "batches"),
     [
-        ("resumes", ["--max-restarts", "1"], "worker 1 failed first"),
-        ("preempted", [], "worker 1 got SIGTERM"),
+        ("preempted", [], "worker 1 got SIGTERM", [0, 1, 2]),
+        ("killed_between_backups", *KILLED, [0, 1, 0, 1, 2]),
+        ("killed_after_a_backup", *KILLED, [0, 1, 2]),
     ],
 )
 def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
-    tmp_path, program, options, text
+    tmp_path, program, options, text, batches
 ):
     script = str(cluster.HERE / "fault_worker.py")
     launch = [sys.executable, "-m", "keras_mirror", "launch", "--workers", "2"]
@@ -137,13 +142,24 @@ def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
     assert text in done.stderr
     assert (tmp_path / "started").exists()
     training.keras.utils.set_random_seed(7)
-    model = training.compiled(training.mlp())
+    model = training.with_dropout()
     x, y = training.X[:24], training.Y[:24]
-    model.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
+    history = model.fit(x, y, batch_size=8, epochs=5, verbose=0).history
     for index in (0, 1):
         with open(tmp_path / f"result{index}.pickle", "rb") as file:
             found = pickle.load(file)
         assert_same("weights", found["weights"], model.get_weights())
+        for name, values in history.items():
+            assert_same(name, found["history"][name], values[-3:])
+        trained = (tmp_path / f"batches{index}").read_text().split()
+        whole = [0, 1, 2]
+        assert [*map(int, trained)] == [*whole, *whole, *batches, *whole, *whole]
+
+
+def test_a_signal_that_comes_too_late_for_all_is_not_lost(start):
+    workers = start("asked_at_the_end")
+    assert workers.processes[1].wait(timeout=60) == -signal.SIGTERM, workers.logs()
+    workers.kill()
 
 
 def test_a_variable_that_drifts_is_named_on_every_worker(start):

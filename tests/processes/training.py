@@ -27,6 +27,13 @@ def compiled(model, **more):
     return model
 
 
+def with_dropout(**more):
+    """Draws numbers at each step: it must go on with the next ones."""
+    dropout = layers.Dropout(0.3, seed=5)
+    stack = [keras.Input((6,)), layers.Dense(8, "tanh"), dropout, layers.Dense(1)]
+    return compiled(keras.Sequential(stack), **more)
+
+
 def used(model, data, **options):
     """fit, evaluate and predict, and all that they leave behind."""
     history = model.fit(**data(), epochs=2, verbose=0, **options).history

@@ -1,0 +1,35 @@
+"""Where random numbers come from: Keras' seed variables and the host's generators."""
+
+import random
+from typing import Any
+
+import numpy as np
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a `keras.random.SeedGenerator`."""
+    return (
+        variable.name == "seed_generator_state"
+        and tuple(variable.shape) == (2,)
+        and str(variable.dtype) == "uint32"
+    )
+
+
+def host_state() -> dict[str, Any]:
+    """The state of `random` and `numpy.random`, as JSON can hold it.
+
+    Keras draws from them the order in which a fit takes its rows.
+    """
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    words = [int(key) for key in np.asarray(keys)]
+    numpy = [name, words, int(position), int(has_gauss), float(gauss)]
+    version, numbers, gauss_next = random.getstate()
+    return {"numpy": numpy, "python": [version, list(numbers), gauss_next]}
+
+
+def set_host_state(state: dict[str, Any]) -> None:
+    """Undoes what was drawn since `host_state` returned `state`."""
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
