@@ -24,12 +24,13 @@ class ReplicaContext:
         replica_id: int32 scalar of the backend, `0 <= replica_id < num_replicas`;
             a traced value, different on each replica.
         num_replicas: How many replicas run this code.
-        axis_name: Name of the mapped axis, for the backend's own collectives.
+        axis_name: Name of the mapped axis, for the backend's own collectives; under
+            `MultiWorkerMirroredStrategy` the names of both, which they take alike.
     """
 
     replica_id: Any
     num_replicas: int
-    axis_name: str
+    axis_name: str | tuple[str, ...]
 
 
 @dataclass(frozen=True)

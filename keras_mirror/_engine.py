@@ -76,8 +76,8 @@ class Engine(Protocol):
         """Raises InconsistentVariableError unless all copies are equal."""
         ...
 
-    def make_mesh(self, devices: Sequence[str]) -> Any:
-        """The backend's one-axis mesh over `devices`."""
+    def make_mesh(self, devices: Sequence[str], *, by_worker: bool) -> Any:
+        """The backend's mesh over `devices`: one axis, or (worker, device)."""
         ...
 
     def place_model(self, model: Any, strategy: Any) -> None:

@@ -140,7 +140,7 @@ class ReplicaViewError(KerasMirrorError, ValueError):
 class ReplicaAxisError(KerasMirrorError, RuntimeError):
     """Which replicas to reduce over cannot be told from the surroundings."""
 
-    def __init__(self, axis_name: str | None, bound: Sequence[str]):
+    def __init__(self, axis_name: str | tuple[str, ...] | None, bound: Sequence[str]):
         if axis_name is None:
             rule = "Several mapped axes are bound, so the one to reduce over "
             rule += "must be named."

@@ -5,9 +5,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from keras_mirror import errors
+from keras_mirror import _context, errors
 from keras_mirror._jax.compat import bound_axes, is_already_summed, is_bound
+from keras_mirror._jax.mesh import DEVICE, WORKER, Axis
+
+# With gloo each device of each process is a rank of its own: inside a worker and
+# then between takes fewer rounds of messages than all ranks at once, and sends more
+# bytes. Where it is faster was measured: docs/benchmarks.md, "Two levels".
+_FEWEST_DEVICES_IN_TWO_LEVELS = 4
+_MOST_BYTES_IN_TWO_LEVELS = 512 * 1024
 
 
 def is_float(value: Any) -> bool:
@@ -16,21 +24,54 @@ def is_float(value: Any) -> bool:
 
 
 def sum_and_mean(
-    sums: Any, means: Any, axis_name: str, num_replicas: int
+    sums: Any, means: Any, axis: Axis, num_replicas: int
 ) -> tuple[Any, Any]:
     """Sums one nest and averages another over the replicas, in one collective.
 
     Args:
         sums: Nest of arrays to add up.
         means: Nest of float arrays to average.
-        axis_name: The bound axis.
+        axis: The bound axis, or axes.
         num_replicas: Its size.
 
     Returns:
         Both nests, equal on all replicas.
     """
-    sums, means = jax.lax.psum((sums, means), axis_name)
+    total = _gloo_sum if _goes_by_gloo(axis) else jax.lax.psum
+    sums, means = total((sums, means), axis)
     return sums, jax.tree.map(lambda value: value / num_replicas, means)
+
+
+def _goes_by_gloo(axis: Axis) -> bool:
+    is_two_axes = axis == (WORKER, DEVICE)
+    return is_two_axes and jax.default_backend() == "cpu" and _size(WORKER) > 1
+
+
+def _size(axis: Axis) -> int:
+    return jax.lax.axis_size(axis)
+
+
+def _gloo_sum(values: Any, axis: Axis) -> Any:
+    """What `psum` returns, by one message where gloo would send one an array."""
+    leaves, structure = jax.tree.flatten(values)
+    places: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        places.setdefault(leaf.dtype, []).append(place)
+    for same in places.values():
+        arrays = [leaves[place] for place in same]
+        vector = _vector_sum(jnp.concatenate([a.ravel() for a in arrays]), axis)
+        ends = np.cumsum([array.size for array in arrays])[:-1]
+        parts = jnp.split(vector, ends)
+        for place, array, part in zip(same, arrays, parts, strict=True):
+            leaves[place] = part.reshape(array.shape)
+    return structure.unflatten(leaves)
+
+
+def _vector_sum(vector: jax.Array, axis: Axis) -> jax.Array:
+    is_small = vector.nbytes <= _MOST_BYTES_IN_TWO_LEVELS
+    if is_small and _size(DEVICE) >= _FEWEST_DEVICES_IN_TWO_LEVELS:
+        return jax.lax.psum(jax.lax.psum(vector, DEVICE), WORKER)
+    return jax.lax.psum(vector, axis)
 
 
 def entering(value: jax.Array, aggregation: str, replica_id: jax.Array) -> jax.Array:
@@ -66,8 +107,11 @@ def combine(
     return "sum", jnp.where(replica_id == 0, new, jnp.zeros_like(new))
 
 
-def _axis(axis_name: str | None) -> str | None:
+def _axis(axis_name: Axis | None) -> Axis | None:
     bound = bound_axes()
+    here = _context.replica_context()
+    if axis_name is None and here is not None:
+        return here.axis_name
     if axis_name is not None:
         if is_bound(axis_name):
             return axis_name
@@ -84,7 +128,7 @@ def reduce_gradients(
     variables: Sequence[Any],
     *,
     reduction: str,
-    axis_name: str | None,
+    axis_name: Axis | None,
 ) -> list[Any]:
     """Gradients of this replica's rows -> gradients of the whole batch.
 
@@ -93,7 +137,8 @@ def reduce_gradients(
         variables: The variables, to find those that are overwritten with their
             "gradient" (float8 scales), which the largest replica decides.
         reduction: "mean" or "sum".
-        axis_name: The axis to reduce over; None takes the one that is bound.
+        axis_name: The axis to reduce over; None takes that of the replica that is
+            traced, else the one that is bound.
 
     Returns:
         The reduced gradients; `grads` itself where no axis is bound.

@@ -16,7 +16,7 @@ def bound_axes() -> tuple[str, ...]:
     return tuple(name for name, kind in kinds if kind == AxisType.Manual)
 
 
-def is_bound(axis_name: str) -> bool:
+def is_bound(axis_name: str | tuple[str, ...]) -> bool:
     """Whether a mapping over this axis is being traced, one by `vmap` included."""
     try:
         jax.lax.axis_size(axis_name)
@@ -79,12 +79,13 @@ def _varying(value: object) -> frozenset[str]:
     return frozenset(getattr(kind, "vma", ()))
 
 
-def is_already_summed(value: object, axis_name: str) -> bool:
+def is_already_summed(value: object, axis_name: str | tuple[str, ...]) -> bool:
     """Whether a gradient of replicated weights is a sum over the axis already.
 
     Under shard_map's default `check_vma=True` JAX sums such gradients itself; the
     type of the value then says that it does not vary over the axis. Without the
     check nothing is tracked, and nothing has been summed.
     """
-    tracked = axis_name in _varying(jax.lax.axis_index(axis_name))
-    return tracked and axis_name not in _varying(value)
+    names = {axis_name} if isinstance(axis_name, str) else set(axis_name)
+    is_tracked = names <= _varying(jax.lax.axis_index(axis_name))
+    return is_tracked and not names & _varying(value)

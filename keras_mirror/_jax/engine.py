@@ -75,8 +75,8 @@ class JaxEngine:
     def check_consistency(self, model: Any) -> None:
         consistency.check(state.model_variables(model))
 
-    def make_mesh(self, devices: Sequence[str]) -> Any:
-        return mesh.make_mesh(devices)
+    def make_mesh(self, devices: Sequence[str], *, by_worker: bool) -> Any:
+        return mesh.make_mesh(devices, by_worker=by_worker)
 
     def place_model(self, model: Any, strategy: Any) -> None:
         home = mesh.replicated_at_home(strategy.mesh)

@@ -14,13 +14,15 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from keras_mirror._jax.mesh import Axis
+
 _MEANS = ("mean", "sum_over_batch_size")
 
 
 class ReplicaHooks:
     """What Keras' reductions over the batch become inside one replica."""
 
-    def __init__(self, axis_name: str, num_replicas: int):
+    def __init__(self, axis_name: Axis, num_replicas: int):
         self._axis_name = axis_name
         self._num_replicas = num_replicas
 

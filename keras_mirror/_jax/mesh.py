@@ -1,13 +1,19 @@
 """Device names, meshes over them, and the two layouts that mirroring needs."""
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+# The axes of a mesh of one process, and of one of many.
 AXIS = "replica"
+WORKER, DEVICE = "worker", "device"
+
+Axis = str | tuple[str, ...]
 
 
 def local_devices() -> list[str]:
@@ -21,15 +27,41 @@ def all_devices() -> list[str]:
     return [f"{d.platform}:{d.id}" for d in devices]
 
 
-def make_mesh(devices: Sequence[str]) -> Mesh:
-    """A mesh with one axis over the named devices.
+def make_mesh(devices: Sequence[str], *, by_worker: bool = False) -> Mesh:
+    """A mesh over the named devices, in their order.
 
-    The axis is Auto: `jax.make_mesh` makes Explicit axes by default, and shard_map
-    refuses ordinary arrays on those.
+    Args:
+        devices: Their names; those of one process side by side.
+        by_worker: Whether its axes are the worker and the device of that worker,
+            rather than the replica alone. Workers that have unequally many devices
+            make no rectangle, and get the one axis.
     """
     known = {f"{d.platform}:{d.id}": d for d in jax.devices()}
-    chosen = np.array([known[name] for name in devices], dtype=object)
-    return Mesh(chosen, (AXIS,), axis_types=(AxisType.Auto,))
+    chosen = [known[name] for name in devices]
+    counts = set(Counter(device.process_index for device in chosen).values())
+    if by_worker and len(counts) == 1:
+        return _mesh(chosen, (-1, counts.pop()), (WORKER, DEVICE))
+    return _mesh(chosen, (-1,), (AXIS,))
+
+
+def _mesh(devices: list[Any], shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+    # `jax.make_mesh` makes Explicit axes by default, and shard_map refuses ordinary
+    # arrays on those.
+    kinds = (AxisType.Auto,) * len(names)
+    return Mesh(np.array(devices, dtype=object).reshape(shape), names, axis_types=kinds)
+
+
+def replica_axis(mesh: Mesh) -> Axis:
+    """What collectives over all replicas name: the one axis, or both."""
+    return mesh.axis_names[0] if len(mesh.axis_names) == 1 else mesh.axis_names
+
+
+def is_ours(sharding: Any) -> bool:
+    """Whether a layout is over a mesh that a strategy has made."""
+    return isinstance(sharding, NamedSharding) and sharding.mesh.axis_names in (
+        (AXIS,),
+        (WORKER, DEVICE),
+    )
 
 
 @functools.cache
@@ -43,7 +75,7 @@ def at_home(mesh: Mesh) -> Mesh:
     own = [d for d in mesh.devices.flat if d.process_index == index]
     if len(own) == mesh.size:
         return mesh
-    return Mesh(np.array(own, dtype=object), (AXIS,), axis_types=(AxisType.Auto,))
+    return _mesh(own, (-1,), (AXIS,))
 
 
 def spans_processes(mesh: Mesh) -> bool:
@@ -66,4 +98,4 @@ def replicated_at_home(mesh: Mesh) -> NamedSharding:
 @functools.cache
 def by_rows(mesh: Mesh) -> NamedSharding:
     """The first axis divided over the devices."""
-    return NamedSharding(mesh, PartitionSpec(AXIS))
+    return NamedSharding(mesh, PartitionSpec(replica_axis(mesh)))

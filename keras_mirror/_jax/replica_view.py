@@ -23,7 +23,7 @@ from keras_mirror._jax.collectives import (
 )
 from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.losses import ReplicaHooks
-from keras_mirror._jax.mesh import AXIS
+from keras_mirror._jax.mesh import Axis, replica_axis
 from keras_mirror._seeds import is_seed
 
 Step = Callable[[Any, Any], Any]
@@ -32,15 +32,16 @@ Step = Callable[[Any, Any], Any]
 class _Replica:
     """One replica while it is traced: its index and its parts of the state."""
 
-    def __init__(self, num_replicas: int):
-        self.id = jax.lax.axis_index(AXIS)
-        self.count = num_replicas
+    def __init__(self, mesh: Mesh):
+        self.axis = replica_axis(mesh)
+        self.id = jax.lax.axis_index(self.axis)
+        self.count = mesh.size
 
     def context(self) -> _context.ReplicaContext:
-        return _context.ReplicaContext(self.id, self.count, AXIS)
+        return _context.ReplicaContext(self.id, self.count, self.axis)
 
     def hooks(self) -> ReplicaHooks:
-        return ReplicaHooks(AXIS, self.count)
+        return ReplicaHooks(self.axis, self.count)
 
     def enter(self, variables: list[Any], values: list[Any]) -> list[Any]:
         """What this replica starts from."""
@@ -91,7 +92,7 @@ class _Reduction:
     def run(self) -> None:
         """The collective."""
         self.sums, self.means = sum_and_mean(
-            self.sums, self.means, AXIS, self._replica.count
+            self.sums, self.means, self._replica.axis, self._replica.count
         )
 
     def values(self, group: str, new: list[Any]) -> list[Any]:
@@ -107,7 +108,7 @@ class _Reduction:
 
 def _region_one(
     model: Any,
-    num_replicas: int,
+    mesh: Mesh,
     reduction: str,
     trainable: list[Any],
     non_trainable: list[Any],
@@ -117,7 +118,7 @@ def _region_one(
 ) -> Any:
     """Gradients, loss and state of one replica, reduced to those of the batch."""
     x, y, sample_weight = batch  # each leaf: [batch / replicas, ...]
-    replica = _Replica(num_replicas)
+    replica = _Replica(mesh)
     variables = model.non_trainable_variables
     entered = replica.enter(variables, non_trainable)
     entered_metrics = replica.enter(model.metrics_variables, metrics)
@@ -130,7 +131,7 @@ def _region_one(
         loss, aux = model.compute_loss_and_updates(
             *rest, training=True, optimizer_variables=optimizer_variables
         )
-        return loss / num_replicas, aux
+        return loss / replica.count, aux
 
     with _context.replica(replica.context()), _context.hooks(replica.hooks()):
         grads, aux, orders = layouts.gradients(
@@ -151,12 +152,12 @@ def _region_one(
     reduced.add(
         "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
     )
-    overwritten, rest = _split_gradients(model, grads)
+    overwritten, rest = _split_gradients(model, grads, replica.axis)
     reduced.sums["grads"] = list(map(layouts.before, rest, orders))
     reduced.run()
     rest = list(map(layouts.after, reduced.sums["grads"], orders))
     if reduction == "sum":
-        rest = [None if grad is None else grad * num_replicas for grad in rest]
+        rest = [None if grad is None else grad * replica.count for grad in rest]
     return (
         _join_gradients(rest, overwritten),
         reduced.means["loss"],
@@ -166,10 +167,12 @@ def _region_one(
     )
 
 
-def _split_gradients(model: Any, grads: list[Any]) -> tuple[dict[int, Any], list[Any]]:
+def _split_gradients(
+    model: Any, grads: list[Any], axis: Axis
+) -> tuple[dict[int, Any], list[Any]]:
     """Takes out what carries values rather than gradients (float8 scales)."""
     overwritten = {
-        i: jax.lax.pmax(grads[i], AXIS)
+        i: jax.lax.pmax(grads[i], axis)
         for i, variable in enumerate(model.trainable_variables)
         if variable.overwrite_with_gradient
     }
@@ -194,9 +197,9 @@ def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
         def region_one(*parts: Any) -> Any:
-            return _region_one(model, mesh.size, reduction, *parts)
+            return _region_one(model, mesh, reduction, *parts)
 
-        rows = P(AXIS)
+        rows = P(replica_axis(mesh))
         grads, loss, y_pred, non_trainable, metrics = shard_map(
             region_one,
             mesh=mesh,
@@ -215,7 +218,7 @@ def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
     return step
 
 
-def _merged_logs(model: Any, logs: Any, metrics: list[Any]) -> Any:
+def _merged_logs(model: Any, logs: Any, metrics: list[Any], axis: Axis) -> Any:
     """A user's logs, as they are once the replicas' metrics are put together."""
     pairs = list(zip(model.metrics_variables, metrics, strict=True))
     with keras.StatelessScope(state_mapping=pairs):
@@ -224,7 +227,7 @@ def _merged_logs(model: Any, logs: Any, metrics: list[Any]) -> Any:
     def mean(value: Any) -> Any:
         value = jnp.asarray(value)
         value = value if jnp.issubdtype(value.dtype, jnp.inexact) else value * 1.0
-        return jax.lax.pmean(value, AXIS)
+        return jax.lax.pmean(value, axis)
 
     if not isinstance(logs, dict):
         return jax.tree.map(mean, logs)
@@ -243,7 +246,7 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
 
     def local(state: Any, data: Any) -> Any:
         trainable, non_trainable, optimizer, metrics = state
-        replica = _Replica(mesh.size)
+        replica = _Replica(mesh)
         variables = model.non_trainable_variables
         entered = replica.enter(variables, non_trainable)
         entered_metrics = replica.enter(model.metrics_variables, metrics)
@@ -253,7 +256,7 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
             _context.internals().reducing_optimizers(
                 model,
                 lambda grads, of: reduce_gradients(
-                    grads, of, reduction=reduction, axis_name=AXIS
+                    grads, of, reduction=reduction, axis_name=replica.axis
                 ),
             ),
         ):
@@ -270,13 +273,13 @@ def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
         reduced.run()
         left = reduced.values("state", left)
         metrics = reduced.values("metrics", list(new_metrics))
-        logs = _merged_logs(model, logs, metrics)
+        logs = _merged_logs(model, logs, metrics, replica.axis)
         return logs, (trainable, left, optimizer, metrics)
 
     return shard_map(
         local,
         mesh=mesh,
-        in_specs=(P(), P(AXIS)),
+        in_specs=(P(), P(replica_axis(mesh))),
         out_specs=(P(), P()),
         check_vma=False,
     )

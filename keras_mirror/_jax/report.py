@@ -23,6 +23,10 @@ _SENT = {
     "collective-broadcast": lambda n: 1,
 }
 _BITS = re.compile(r"\d+")
+# {{0,1},{2,3}} or [2,2]<=[4]: groups of two.
+_GROUPS = re.compile(
+    r"replica_groups=(\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\]<=)"
+)
 
 
 def _bytes(text: str) -> int:
@@ -40,7 +44,7 @@ def count(program: str, num_devices: int) -> tuple[int, int]:
 
     Args:
         program: Text of an optimized HLO module.
-        num_devices: Devices that take part in each collective.
+        num_devices: Devices that take part in a collective that names no groups.
 
     Returns:
         Number of collectives, bytes sent per device.
@@ -48,8 +52,17 @@ def count(program: str, num_devices: int) -> tuple[int, int]:
     sent, number = 0.0, 0
     for found in _COLLECTIVE.finditer(program):
         number += 1
-        sent += _bytes(found["type"]) * _SENT[found["op"]](num_devices)
+        line = program[found.start() : program.find("\n", found.end())]
+        taking_part = _group_size(line) or num_devices
+        sent += _bytes(found["type"]) * _SENT[found["op"]](taking_part)
     return number, round(sent)
+
+
+def _group_size(line: str) -> int | None:
+    found = _GROUPS.search(line)
+    if found is None:
+        return None
+    return int(found["size"] or len(found["first"].split(",")))
 
 
 def abstract(tree: Any, sharding: Any) -> Any:

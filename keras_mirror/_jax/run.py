@@ -18,7 +18,7 @@ from keras_mirror._jax import random
 from keras_mirror._jax.batch import everywhere
 from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
 from keras_mirror._jax.compat import own_mesh, shard_map
-from keras_mirror._jax.mesh import AXIS, spans_processes
+from keras_mirror._jax.mesh import by_rows, is_ours, replica_axis, spans_processes
 from keras_mirror._jax.state import lowered, replicate
 from keras_mirror._seeds import is_seed
 
@@ -73,6 +73,7 @@ class _Recording(keras.StatelessScope):
     def __init__(self, replica_id: jax.Array, mesh: Mesh):
         super().__init__()
         self._replica_id = replica_id
+        self._mesh = mesh
         # Values of this process cannot enter a program of all, constants can.
         self._as_constants = spans_processes(mesh)
         self.updates: dict[int, tuple[Any, jax.Array]] = {}
@@ -99,7 +100,7 @@ class _Recording(keras.StatelessScope):
             return entering(value, "sum", self._replica_id)
         return value if self._as_constants else None
 
-    def merged(self, num_replicas: int) -> list[jax.Array]:
+    def merged(self) -> list[jax.Array]:
         """The new values of the assigned variables, equal on all replicas."""
         means: dict[str, Any] = {}
         sums: dict[str, Any] = {}
@@ -110,7 +111,9 @@ class _Recording(keras.StatelessScope):
             how, value = combine(new, variable.aggregation, self._replica_id)
             (means if how == "mean" else sums)[str(i)] = value
         seeds = {k: means.pop(k) for k in list(means) if not is_float(means[k])}
-        sums, means = sum_and_mean(sums, means, AXIS, num_replicas)
+        sums, means = sum_and_mean(
+            sums, means, replica_axis(self._mesh), self._mesh.size
+        )
         values = {**seeds, **sums, **means}
         return [values[str(i)] for i in range(len(self.updates))]
 
@@ -120,8 +123,8 @@ def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
     return (
         isinstance(sharding, NamedSharding)
         and sharding.mesh == mesh
-        and len(sharding.spec) > 0
-        and sharding.spec[0] == AXIS
+        and leaf.ndim > 0
+        and sharding.is_equivalent_to(by_rows(mesh), leaf.ndim)
     )
 
 
@@ -137,6 +140,7 @@ def _as_array(leaf: Any) -> Any:
 def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[Any]]:
     """Arrays among the arguments, how each is divided, and where they stand."""
     arrays, specs, places = [], [], []
+    axis = replica_axis(mesh)
     for place, leaf in enumerate(leaves):
         array = _as_array(leaf)
         if array is None:
@@ -144,7 +148,7 @@ def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[An
         own = isinstance(leaf, PerReplica)
         sharding = getattr(array, "sharding", None)
         if isinstance(sharding, NamedSharding) and sharding.mesh != mesh:
-            if own or AXIS in sharding.spec:
+            if own or (is_ours(sharding) and not sharding.is_fully_replicated):
                 raise errors.RunArgumentError(
                     "Arguments that are divided over replicas must come from the "
                     "same strategy.",
@@ -156,7 +160,7 @@ def _split(leaves: list[Any], mesh: Mesh) -> tuple[list[Any], list[Any], list[An
         if spans_processes(mesh) and not _is_by_rows(array, mesh):
             array = everywhere(array, mesh)
         arrays.append(array)
-        specs.append(P(AXIS) if own or _is_by_rows(array, mesh) else P())
+        specs.append(P(axis) if own or _is_by_rows(array, mesh) else P())
         places.append(place)
     return arrays, specs, places
 
@@ -190,6 +194,7 @@ def run(
             "instead; DistributedOptimizer works in it.",
             fn,
         )
+    axis = replica_axis(mesh)
     assigned: list[Any] = []
     made: list[Any] = []
 
@@ -198,21 +203,21 @@ def run(
         for place, part in zip(places, parts, strict=True):
             own[place] = part[0] if isinstance(leaves[place], PerReplica) else part
         own_args, own_kwargs = structure.unflatten(own)
-        here = _context.ReplicaContext(jax.lax.axis_index(AXIS), mesh.size, AXIS)
+        here = _context.ReplicaContext(jax.lax.axis_index(axis), mesh.size, axis)
         with _context.replica(here), _Recording(here.replica_id, mesh) as recording:
             result = fn(*own_args, **own_kwargs)
         made[:] = recording.made
         if made:
             return None, []
         assigned[:] = [variable for variable, _ in recording.updates.values()]
-        return jax.tree.map(_as_result, result), recording.merged(mesh.size)
+        return jax.tree.map(_as_result, result), recording.merged()
 
     def call() -> Any:
         mapped = shard_map(
             lambda *parts: local(*parts),  # a function that JAX has not traced yet
             mesh=mesh,
             in_specs=tuple(specs),
-            out_specs=(P(AXIS), P()),
+            out_specs=(P(axis), P()),
             check_vma=False,
         )
         # What a layer makes when it is first called gets its values at the end of

@@ -8,7 +8,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror._jax import processes
-from keras_mirror._jax.mesh import AXIS, replicated, replicated_at_home, spans_processes
+from keras_mirror._jax.mesh import (
+    is_ours,
+    replicated,
+    replicated_at_home,
+    spans_processes,
+)
 
 
 class Part(Sequence[jax.Array]):
@@ -139,11 +144,6 @@ def spread(variables: Iterable[Any], sharding: NamedSharding) -> None:
         variable.assign(value)
 
 
-def _is_ours(value: jax.Array) -> bool:
-    sharding = value.sharding
-    return isinstance(sharding, NamedSharding) and sharding.mesh.axis_names == (AXIS,)
-
-
 def bring_home(variables: Iterable[Any]) -> bool:
     """Moves what a strategy spread, or put on a device of its own, to the default.
 
@@ -155,7 +155,7 @@ def bring_home(variables: Iterable[Any]) -> bool:
     away = [
         (variable, value)
         for variable, value in _values(variables)
-        if getattr(variable, "_layout", None) is None and _is_ours(value)
+        if getattr(variable, "_layout", None) is None and is_ours(value.sharding)
     ]
     for variable, value in away:
         # Through the host and uncommitted, as a newly made variable is.

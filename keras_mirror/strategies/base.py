@@ -88,6 +88,7 @@ class Strategy(Distribution):
         view: How a train step is compiled: "replica" (once per replica on its own
             rows), "global" (the one-device program over sharded arrays) or "auto".
         available: Names of the devices to choose from; None for this process'.
+        by_worker: Whether the mesh has an axis for the workers.
     """
 
     name = "strategy"
@@ -98,6 +99,7 @@ class Strategy(Distribution):
         *,
         view: View = "auto",
         available: Sequence[str] | None = None,
+        by_worker: bool = False,
     ):
         check_view(view)
         if available is None:
@@ -107,7 +109,7 @@ class Strategy(Distribution):
         super().__init__(mesh, batch_dim_name=AXIS_NAME, auto_shard_dataset=False)
         self._devices = tuple(devices)
         self._view: View = view
-        self._mesh = _engine.load().make_mesh(devices)
+        self._mesh = _engine.load().make_mesh(devices, by_worker=by_worker)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -121,7 +123,11 @@ class Strategy(Distribution):
 
     @property
     def mesh(self) -> Any:
-        """The backend's mesh (`jax.sharding.Mesh`), its one axis "replica"."""
+        """The backend's mesh (`jax.sharding.Mesh`).
+
+        Its one axis is "replica"; under `MultiWorkerMirroredStrategy` it is
+        ("worker", "device").
+        """
         return self._mesh
 
     @property

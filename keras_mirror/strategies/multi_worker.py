@@ -80,7 +80,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._num_workers == 1:
             warnings.warn(errors.AloneWarning(), stacklevel=2)
         devices = engine.all_devices()
-        super().__init__(devices, view=view, available=devices)
+        super().__init__(devices, view=view, available=devices, by_worker=True)
         self._cluster = cluster
         self._auto_shard: AutoShard = auto_shard
         self._synchronize_batch_norm = synchronize_batch_norm
