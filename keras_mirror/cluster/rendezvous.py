@@ -76,23 +76,25 @@ def _knock(membership: Membership, seconds: float) -> None:
         contextlib.suppress(OSError),
         socket.create_connection(_address(membership), timeout=seconds) as other,
     ):
-        if _is_chief(other, membership):
+        if _answer(other, membership) == NAME:
             _obey(other, membership, time.monotonic() + seconds)
 
 
 def _arrive(membership: Membership, deadline: float, seconds: float) -> None:
     stranger_since = None
     while True:
-        said = "another program answers there"
         try:
             with socket.create_connection(
                 _address(membership), timeout=GREETING_SECONDS
             ) as chief:
                 began = time.monotonic()
-                if _is_chief(chief, membership):
+                answer = _answer(chief, membership)
+                if answer == NAME:
                     # The chief's patience began when it came, and ends with a word.
                     return _obey(chief, membership, max(began, deadline) + seconds)
-                stranger_since = stranger_since or began
+                if answer:
+                    stranger_since = stranger_since or began
+                said = "the connection is closed"
         except OSError as error:
             said = str(error)
         now = time.monotonic()
@@ -115,13 +117,17 @@ def _arrive(membership: Membership, deadline: float, seconds: float) -> None:
         time.sleep(_RETRY_SECONDS)
 
 
-def _is_chief(chief: socket.socket, membership: Membership) -> bool:
-    """Says who this is, and hears whether a chief listens."""
+def _answer(chief: socket.socket, membership: Membership) -> str:
+    """Says who this is, and hears who listens; "" where the connection is closed.
+
+    A proxy closes it while the chief behind it has not started.
+    """
     hello = introduction(membership.index, membership.num_workers, os.getpid())
-    with contextlib.suppress(OSError):
-        chief.sendall(hello.encode())
-        return _line(chief, time.monotonic() + GREETING_SECONDS) == NAME
-    return False
+    chief.sendall(hello.encode())
+    try:
+        return _line(chief, time.monotonic() + GREETING_SECONDS)
+    except TimeoutError:
+        return "(silence)"
 
 
 def _obey(chief: socket.socket, membership: Membership, deadline: float) -> None:

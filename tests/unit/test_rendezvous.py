@@ -107,6 +107,17 @@ def test_a_port_that_is_taken_is_said_on_every_worker(answer):
         assert "a port that is free" in said
 
 
+def test_a_proxy_that_hangs_up_is_no_other_program():
+    with contextlib.closing(socket.socket()) as proxy:
+        proxy.bind(("127.0.0.1", 0))
+        proxy.listen()
+        hang_up = threading.Thread(target=lambda: proxy.accept()[0].close())
+        hang_up.start()
+        said = come(proxy.getsockname()[1], [1], 2, seconds=0.2)[1]
+        hang_up.join()
+    assert "could not reach the chief within 0.2 seconds" in said
+
+
 def test_workers_that_count_differently_are_told():
     with at_once():
         found = come(free_port(), [0, 1, 2], 4, seconds=30.0, counts={1: 2})
