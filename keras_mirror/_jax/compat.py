@@ -44,10 +44,20 @@ def backends_are_initialized() -> bool:
 
 
 def client() -> Any:
-    """The client of JAX's coordination service, which has a key-value store."""
+    """The client of JAX's coordination service, which has a key-value store.
+
+    None before this process has joined a cluster, and after it has left.
+    """
     from jax._src import distributed
 
     return distributed.global_state.client
+
+
+def coordinator_address() -> str | None:
+    """Where this process found that service."""
+    from jax._src import distributed
+
+    return distributed.global_state.coordinator_address
 
 
 def process_count() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from keras_mirror import errors
-from keras_mirror._jax import compat
+from keras_mirror._jax import chief_watch, compat
 from keras_mirror.cluster.rendezvous import meet
 
 # How long a worker waits for the others at one place of the program.
@@ -33,6 +33,7 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
     """
     if jax.distributed.is_initialized():
         _check_adopted(membership)
+        chief_watch.start(heartbeat_seconds)
         return
     if membership is None or membership.num_workers == 1:
         return
@@ -57,6 +58,7 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
             "See that every worker is started, that the address is the chief's and "
             "can be reached, and that the port is free.",
         ) from error
+    chief_watch.start(heartbeat_seconds)
 
 
 def _check_adopted(membership: Any) -> None:

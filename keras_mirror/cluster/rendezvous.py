@@ -1,19 +1,29 @@
 """The workers meet at the coordinator's address before JAX's runtime starts.
 
-JAX ends the process where a worker does not come. Here it is said who is missing, and
-why: the port is taken, nobody listens, or so many of so many have arrived.
+JAX ends the process where a worker does not come. Here it is said who is missing, or
+why nobody can start: the port is taken, nobody listens, two workers have one index, or
+they count differently.
+
+The chief greets whoever connects with one line, a worker with another; then the worker
+waits for a third, which is "go" or, as JSON, what is wrong and the fix.
 """
 
 import contextlib
-import select
+import json
+import os
 import socket
 import time
 
 from keras_mirror import errors
+from keras_mirror.cluster.gathering import (
+    GREETING_SECONDS,
+    MOST_BYTES,
+    NAME,
+    Gathering,
+    introduction,
+)
 from keras_mirror.cluster.spec import Membership
 
-_HELLO = "keras_mirror"
-_MOST_BYTES = 4096
 _RETRY_SECONDS = 0.2
 
 
@@ -26,7 +36,8 @@ def meet(membership: Membership, *, timeout_seconds: float) -> None:
 
     Raises:
         ClusterStartError: On every worker that came: the port is taken, nobody
-            listens, or workers are missing (they are named).
+            listens, two came as one, they count differently, or workers are missing
+            (they are named).
     """
     deadline = time.monotonic() + timeout_seconds
     if membership.index == 0:
@@ -40,94 +51,106 @@ def _address(membership: Membership) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _missing(membership: Membership, there: int, missing: str, seconds: float) -> str:
-    return (
-        f"{there} of {membership.num_workers} workers have arrived within "
-        f"{seconds:g} seconds; missing: {missing}."
-    )
-
-
 def _gather(membership: Membership, deadline: float, seconds: float) -> None:
     host, port = _address(membership)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    with socket.socket(family, socket.SOCK_STREAM) as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind((host, port))
             server.listen(membership.num_workers or 1)
         except OSError as error:
+            _knock(membership, min(GREETING_SECONDS, seconds))
             raise errors.ClusterStartError(
                 membership.coordinator,
                 f"The chief cannot listen at its address ({error.strerror}).",
                 "Name an address of this machine and a port that is free.",
             ) from error
-        there: dict[int, socket.socket] = {}
-        while len(there) + 1 < (membership.num_workers or 1):
-            if time.monotonic() > deadline:
-                wanted = range(1, membership.num_workers or 1)
-                names = ", ".join(f"worker {i}" for i in wanted if i not in there)
-                said = _missing(membership, len(there) + 1, names, seconds)
-                _tell(there, said)
-                raise errors.ClusterStartError(membership.coordinator, said, _FIX)
-            if select.select([server], [], [], _RETRY_SECONDS)[0]:
-                guest = stack.enter_context(server.accept()[0])
-                index = _greeted(guest, membership)
-                if index is not None:
-                    there[index] = guest
-        _tell(there, "go")
+        with Gathering(membership, server) as gathering:
+            gathering.wait(deadline, seconds)
 
 
-_FIX = "See that every worker is started, and the logs of those that are missing."
-
-
-def _greeted(guest: socket.socket, membership: Membership) -> int | None:
-    """The index of a worker that says hello; None for anybody else."""
-    guest.settimeout(5)
-    with contextlib.suppress(OSError, ValueError):
-        name, index, count = guest.recv(_MOST_BYTES).decode().split()
-        known = range(1, membership.num_workers or 1)
-        if name == _HELLO and int(index) in known:
-            if int(count) == membership.num_workers:
-                return int(index)
-            guest.sendall(
-                f"The chief counts {membership.num_workers} workers, worker {index} "
-                f"counts {count}.".encode()
-            )
-    return None
-
-
-def _tell(there: dict[int, socket.socket], text: str) -> None:
-    for guest in there.values():
-        with contextlib.suppress(OSError):
-            guest.sendall(text.encode())
+def _knock(membership: Membership, seconds: float) -> None:
+    """Where the address is another chief's, lets it know, and says what it says."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(_address(membership), timeout=seconds) as other,
+    ):
+        if _answer(other, membership) == NAME:
+            _obey(other, membership, time.monotonic() + seconds)
 
 
 def _arrive(membership: Membership, deadline: float, seconds: float) -> None:
-    address, said = _address(membership), ""
-    with contextlib.ExitStack() as stack:
-        chief = None
-        while chief is None:
-            try:
-                chief = socket.create_connection(address, timeout=5)
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise errors.ClusterStartError(
-                        membership.coordinator,
-                        f"Worker {membership.index} could not reach the chief within "
-                        f"{seconds:g} seconds ({error}).",
-                        "See that the chief is started, and that its address can be "
-                        "reached from here.",
-                    ) from error
-                time.sleep(_RETRY_SECONDS)
-        stack.enter_context(chief)
-        hello = f"{_HELLO} {membership.index} {membership.num_workers}"
-        # The chief's patience began when it came, and ends with an answer.
-        chief.settimeout(max(1.0, deadline - time.monotonic()) + seconds)
-        with contextlib.suppress(OSError):
-            chief.sendall(hello.encode())
-            said = chief.recv(_MOST_BYTES).decode()
-    if said != "go":
-        raise errors.ClusterStartError(
-            membership.coordinator, said or "The chief has gone away.", _FIX
-        )
+    stranger_since = None
+    while True:
+        try:
+            with socket.create_connection(
+                _address(membership), timeout=GREETING_SECONDS
+            ) as chief:
+                began = time.monotonic()
+                answer = _answer(chief, membership)
+                if answer == NAME:
+                    # The chief's patience began when it came, and ends with a word.
+                    return _obey(chief, membership, max(began, deadline) + seconds)
+                if answer:
+                    stranger_since = stranger_since or began
+                said = "the connection is closed"
+        except OSError as error:
+            said = str(error)
+        now = time.monotonic()
+        if stranger_since and now - stranger_since > GREETING_SECONDS:
+            raise errors.ClusterStartError(
+                membership.coordinator,
+                f"Worker {membership.index} found another program than the chief at "
+                "its address.",
+                "Name a port that is free on the chief's machine. If it is a job of "
+                "this cluster that has started already, end it before.",
+            )
+        if now > deadline:
+            raise errors.ClusterStartError(
+                membership.coordinator,
+                f"Worker {membership.index} could not reach the chief within "
+                f"{seconds:g} seconds ({said}).",
+                "See that the chief is started, and that its address can be reached "
+                "from here.",
+            )
+        time.sleep(_RETRY_SECONDS)
+
+
+def _answer(chief: socket.socket, membership: Membership) -> str:
+    """Says who this is, and hears who listens; "" where the connection is closed.
+
+    A proxy closes it while the chief behind it has not started.
+    """
+    hello = introduction(membership.index, membership.num_workers, os.getpid())
+    chief.sendall(hello.encode())
+    try:
+        return _line(chief, time.monotonic() + GREETING_SECONDS)
+    except TimeoutError:
+        return "(silence)"
+
+
+def _obey(chief: socket.socket, membership: Membership, deadline: float) -> None:
+    """Waits for the chief's last word, and raises what it says."""
+    said = ""
+    with contextlib.suppress(OSError):
+        said = _line(chief, deadline)
+    if said == "go":
+        return
+    what = "The chief has gone away."
+    fix = "See the chief's log, and that no other job has its address."
+    with contextlib.suppress(ValueError):
+        what, fix = json.loads(said)
+    raise errors.ClusterStartError(membership.coordinator, what, fix)
+
+
+def _line(connection: socket.socket, deadline: float) -> str:
+    """One line; what there is of it where the other side ends."""
+    found = b""
+    while not found.endswith(b"\n") and len(found) < MOST_BYTES:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
+        part = connection.recv(1)
+        if not part:
+            break
+        found += part
+    return found.decode(errors="replace").strip()

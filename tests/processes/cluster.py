@@ -41,13 +41,19 @@ def environment(devices):
 
 
 class Cluster:
-    """Worker processes that run one script; kills what is left at the end."""
+    """Worker processes that run one script; kills what is left at the end.
 
-    def __init__(self, script, folder, *, workers, devices, arguments=()):
+    The others see the chief at `seen_at(its port)`, where that is given.
+    """
+
+    def __init__(self, script, folder, *, workers, devices, arguments=(), seen_at=None):
         self.folder = pathlib.Path(folder)
-        hosts = [f"127.0.0.1:{port}" for port in free_ports(workers)]
+        ports = free_ports(workers)
         self.processes = []
         for index in range(workers):
+            if index == 1 and seen_at is not None:
+                ports[0] = seen_at(ports[0])
+            hosts = [f"127.0.0.1:{port}" for port in ports]
             task = {"type": "worker", "index": index}
             config = {"cluster": {"worker": hosts}, "task": task}
             with open(self.log_path(index), "wb") as log:

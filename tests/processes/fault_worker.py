@@ -8,6 +8,7 @@ import time
 
 import cluster
 import keras
+import network
 import numpy as np
 import training
 
@@ -143,6 +144,22 @@ def hangs():
     """Worker 1 is stopped, and gives no sign of life."""
     stop_here = lambda _: os.kill(os.getpid(), signal.SIGSTOP)  # noqa: E731
     fit(model(), callbacks=[At(1, stop_here)])
+
+
+def goes_on():
+    """Trains for ever, and says when it does."""
+    begun = lambda _: (pathlib.Path(folder) / "trains").touch()  # noqa: E731
+    fit(model(), epochs=10**6, callbacks=[At(1, begun)])
+
+
+def cut_off(_):
+    network.cut_off()
+    (pathlib.Path(folder) / "cut").touch()
+
+
+def deaf():
+    """Nothing that other workers send reaches this one any more."""
+    fit(model(), epochs=10**6, callbacks=[At(int(more[0]), cut_off)])
 
 
 def other_model():

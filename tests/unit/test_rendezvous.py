@@ -1,8 +1,10 @@
 """The workers meet, or each that came is told who is missing."""
 
 import contextlib
+import os
 import socket
 import threading
+import time
 
 import pytest
 
@@ -21,24 +23,38 @@ def place(port, index, count):
     return Membership(f"127.0.0.1:{port}", count, index, "a test")
 
 
-def come(port, indices, count, *, seconds=10.0, counts=None):
-    """What each worker got: None, or its error."""
-    found = {}
+def come_each(port, indices, count, *, seconds=10.0, counts=None):
+    """What each worker got, in their order: None, or its error."""
+    found = ["it hangs"] * len(indices)
 
-    def one(index):
+    def one(turn, index):
         try:
             own = (counts or {}).get(index, count)
             meet(place(port, index, own), timeout_seconds=seconds)
-            found[index] = None
+            found[turn] = None
         except errors.ClusterStartError as error:
-            found[index] = str(error)
+            found[turn] = str(error)
 
-    threads = [threading.Thread(target=one, args=(index,)) for index in indices]
+    threads = [threading.Thread(target=one, args=turn) for turn in enumerate(indices)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
     return found
+
+
+def come(port, indices, count, **options):
+    """The same by index."""
+    found = come_each(port, indices, count, **options)
+    return dict(zip(indices, found, strict=True))
+
+
+@contextlib.contextmanager
+def at_once(seconds=3.0):
+    """Fails where what is inside waits for a timeout."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds
 
 
 def test_all_meet():
@@ -60,34 +76,132 @@ def test_a_missing_chief_is_said_with_its_address():
     assert f"127.0.0.1:{port}" in said
 
 
-def test_a_port_that_is_taken_is_said():
-    with contextlib.closing(socket.socket()) as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        said = come(other.getsockname()[1], [0], 2, seconds=1.0)[0]
-    assert "cannot listen" in said and "a port that is free" in said
+@contextlib.contextmanager
+def other_program(answer):
+    """Listens, and says something else than a chief, or nothing; gives its port."""
+    connections = []
+
+    def serve(server):
+        with contextlib.suppress(OSError):
+            while True:
+                connections.append(server.accept()[0])
+                connections[-1].sendall(answer)
+
+    with contextlib.closing(socket.socket()) as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+    for connection in connections:
+        connection.close()
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_a_port_that_is_taken_is_said_on_every_worker(answer):
+    with other_program(answer) as port, at_once(15):
+        chief, *others = come_each(port, [0, 1, 2], 3, seconds=60.0)
+    assert "cannot listen" in chief and "a port that is free" in chief
+    for said in others:
+        assert "another program than the chief" in said
+        assert "a port that is free" in said
+
+
+def test_a_proxy_that_hangs_up_is_no_other_program():
+    with contextlib.closing(socket.socket()) as proxy:
+        proxy.bind(("127.0.0.1", 0))
+        proxy.listen()
+        hang_up = threading.Thread(target=lambda: proxy.accept()[0].close())
+        hang_up.start()
+        said = come(proxy.getsockname()[1], [1], 2, seconds=0.2)[1]
+        hang_up.join()
+    assert "could not reach the chief within 0.2 seconds" in said
 
 
 def test_workers_that_count_differently_are_told():
-    found = come(free_port(), [0, 1], 3, seconds=1.0, counts={1: 2})
-    assert "counts 3 workers, worker 1 counts 2" in found[1]
-    assert "1 of 3 workers" in found[0]
+    with at_once():
+        found = come(free_port(), [0, 1, 2], 4, seconds=30.0, counts={1: 2})
+    for said in found.values():
+        who = f"worker 1 (process {os.getpid()} at 127.0.0.1)"
+        assert f"The chief counts 4 workers, {who} counts 2" in said
 
 
-def test_strangers_are_ignored():
+def test_two_workers_with_one_index_are_told_as_all_who_came():
+    with at_once():
+        found = come_each(free_port(), [0, 1, 1, 2], 4, seconds=30.0)
+    for said in found:
+        assert "with the index 1: process" in said
+        assert said.count(f"process {os.getpid()} at 127.0.0.1") == 2
+        assert "an index of its own" in said
+
+
+def test_two_chiefs_are_told_as_all_who_came():
+    with at_once():
+        found = come_each(free_port(), [0, 0, 1], 3, seconds=30.0)
+    for said in found:
+        assert "with the index 0: the chief and process" in said
+
+
+def test_a_worker_that_starts_again_takes_its_place_again():
     port = free_port()
 
-    def stranger():
-        with contextlib.suppress(OSError):
-            guest = socket.create_connection(("127.0.0.1", port), timeout=5)
-            guest.sendall(b"GET / HTTP/1.1")
-            guest.close()
+    def come_and_go():
+        with contextlib.closing(knock(port)) as guest:
+            guest.sendall(b"keras_mirror 1 3 7\n")
+            assert guest.recv(100)
+        found.update(come(port, [1, 2], 3))
 
-    threading.Timer(0.2, stranger).start()
-    threading.Timer(0.4, stranger).start()
     found = {}
-    threading.Timer(0.6, lambda: found.update(come(port, [1], 2))).start()
-    assert come(port, [0], 2) == {0: None}
+    threading.Timer(0.2, come_and_go).start()
+    found[0] = come(port, [0], 3)[0]
+    wait_until(lambda: len(found) == 3)
+    assert found == dict.fromkeys(range(3))
+
+
+def knock(port):
+    """A connection, as soon as somebody listens."""
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            return socket.create_connection(("127.0.0.1", port), timeout=5)
+        time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+def wait_until(claim, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+STRANGERS = {
+    "silent": b"",
+    "rubbish": b"GET / HTTP/1.1\r\n",
+    "no text": b"\xff\xfe\n",
+    "endless": b"x" * 10_000,
+    "no number": b"keras_mirror one 2 3\n",
+    "no such index": b"keras_mirror 7 2 3\n",
+}
+
+
+def test_strangers_hold_nobody_up():
+    port, guests, found = free_port(), [], {}
+
+    def others():
+        for said in STRANGERS.values():
+            guests.append(knock(port))
+            with contextlib.suppress(OSError):
+                guests[-1].sendall(said)
+        found.update(come(port, [1], 2))
+
+    thread = threading.Thread(target=others)
+    with at_once():
+        thread.start()
+        assert come(port, [0], 2) == {0: None}
+        thread.join(timeout=10)
+    assert found == {1: None}
+    for guest in guests:
+        guest.close()
 
 
 @pytest.mark.parametrize("address", ["203.0.113.1:9000", "nowhere.invalid:9000"])
