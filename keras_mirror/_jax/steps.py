@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from keras_mirror import _context, errors
+from keras_mirror._engine import Part
 from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
@@ -121,8 +122,14 @@ class StepFunction:
         """How batches are taken where other processes have a part of the mesh."""
         if not self._spans:
             return None
-        is_own_part = self.strategy.auto_shard == "off"
-        return WorkerBatches(self._mesh, what, is_own_part=is_own_part)
+        return WorkerBatches(self._mesh, what)
+
+    def part(self, iterator: Any) -> Part | None:
+        """How a worker's batches are part of the global ones; None: they are those."""
+        if isinstance(iterator, Batches):
+            return iterator.part
+        # What `train_on_batch` and its like were given.
+        return Part(keeps_rows=True) if self.strategy.auto_shard == "off" else None
 
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
@@ -284,7 +291,7 @@ def over_iterator(
         found = []
         take = iterator.take if isinstance(iterator, Batches) else iterator.__next__
         if together is not None:
-            take = functools.partial(together.take, take)
+            take = functools.partial(together.take, take, step.part(iterator))
         for _ in range(steps_per_execution):
             try:
                 data = take()
