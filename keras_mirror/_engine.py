@@ -38,12 +38,15 @@ class Part:
     Attributes:
         keeps_rows: Whether `predict` returns a worker the rows that it brought, and
             not those of all.
+        shares_order: Whether the parts make one batch only where all workers go
+            through the batches in one order.
         may_run_out: Whether a worker that has no more batches takes part with no
             rows until none has any.
         example: With `may_run_out`, a batch of zeros, for a worker that has none.
     """
 
     keeps_rows: bool = False
+    shares_order: bool = False
     may_run_out: bool = False
     example: Any = None
 
@@ -70,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def share_random_state(self) -> None:
-        """Gives every worker the chief's state of Python's and NumPy's generators."""
+        """Gives every worker the chief's state of the random generators."""
         ...
 
     def any_worker(self, claim: bool, what: str) -> bool:

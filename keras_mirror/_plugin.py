@@ -202,6 +202,21 @@ def _get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_iterator
 
 
+def _share_order(adapter: Any) -> None:
+    """Lets workers begin each epoch with the chief's random state.
+
+    What draws random numbers for each row, as augmentation does, draws unequally many
+    on workers that have unequally many rows; the next shuffle would differ.
+    """
+    begin = adapter.on_epoch_begin
+
+    def on_epoch_begin() -> None:
+        _engine.load().share_random_state()
+        begin()
+
+    adapter.on_epoch_begin = on_epoch_begin
+
+
 def _data_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
@@ -219,6 +234,8 @@ def _data_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
         # loops of one's own.
         with _keras_distribution(None):
             adapter = original(*bound.args, **bound.kwargs)
+        if part is not None and part.shares_order:
+            _share_order(adapter)
         if part is not None and part.may_run_out:
             # Of the adapter, which may have added class weights.
             example = worker_data.like_a_batch(adapter.get_tf_dataset())

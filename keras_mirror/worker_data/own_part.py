@@ -3,7 +3,7 @@
 from typing import Any
 
 from keras_mirror._engine import Part
-from keras_mirror.worker_data import tf_files
+from keras_mirror.worker_data import py_dataset, tf_files, torch_loader
 
 
 def own_part(data: Any, strategy: Any) -> tuple[Any, Part | None]:
@@ -26,4 +26,8 @@ def own_part(data: Any, strategy: Any) -> tuple[Any, Part | None]:
     if strategy.auto_shard == "file":
         files = tf_files.own_files(data, me, count)
         return files, Part(keeps_rows=True, may_run_out=True)
+    if py_dataset.has_parts(data):
+        return py_dataset.OwnRows(data, me, count), Part(shares_order=True)
+    if torch_loader.has_parts(data):
+        return torch_loader.own_rows(data, me, count), Part(shares_order=True)
     return data, None

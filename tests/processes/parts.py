@@ -1,6 +1,7 @@
 """Programs whose workers read parts of the data, and what one device makes of them."""
 
 import pathlib
+import random
 import tempfile
 import traceback
 
@@ -10,6 +11,44 @@ import training
 from training import X, Y
 
 import keras_mirror as km
+
+
+class Parted(keras.utils.PyDataset):
+    """Batches of `rows`, or parts of them; `read` gets the rows that are computed."""
+
+    def __init__(self, rows, read, **options):
+        super().__init__(**options)
+        self.rows, self.read = rows, read
+
+    def __len__(self):
+        return -(-len(self.rows) // 8)
+
+    def __getitem__(self, i):
+        return self.get_part(i, 0, 1)
+
+    def get_part(self, index, part, num_parts):
+        batch = list(self.rows)[index * 8 : (index + 1) * 8]
+        n = len(batch)
+        own = batch[part * n // num_parts : (part + 1) * n // num_parts]
+        self.read += own
+        if part:
+            random.random()  # as augmentation would: the workers draw unequally often
+        return X[own], Y[own]
+
+
+def loader(batch_size, read, **options):
+    """A torch DataLoader; `read` gets the number of each row that is fetched."""
+    import torch
+
+    class Recorded(torch.utils.data.Dataset):
+        def __len__(self):
+            return 26
+
+        def __getitem__(self, i):
+            read.append(i)
+            return X[i], Y[i]
+
+    return torch.utils.data.DataLoader(Recorded(), batch_size=batch_size, **options)
 
 
 class Steps(keras.utils.PyDataset):
@@ -26,10 +65,10 @@ class Steps(keras.utils.PyDataset):
         return X[self.steps[i]], Y[self.steps[i]]
 
 
-def used(model, data, own=None):
+def used(model, data, own=None, *, shuffle=False):
     """fit, evaluate and predict; `own`: the rows that predict is to return."""
-    options = {"shuffle": False, "verbose": 0}
-    history = model.fit(data(), validation_data=data(), epochs=2, **options).history
+    options = {"shuffle": shuffle, "epochs": 2, "verbose": 0}
+    history = model.fit(data(), validation_data=data(), **options).history
     rows = data() if own is None else X[own]
     return {
         "history": history,
@@ -110,6 +149,13 @@ FILES = {
     "known number": ([9, 3], lambda c: known_number(c, 4), [[2, 2], [2, 2]]),
     "unknown size": ([8, 4], lambda c: of_unknown_size(c, 4), [[2, 2], [2, 2]]),
 }
+# The last batch has one row: less than the workers.
+PARTED = {
+    "PyDataset": lambda read: Parted(range(25), read),
+    "PyDataset with threads": lambda read: Parted(range(25), read, workers=2),
+    "torch": lambda read: loader(5, read),
+    "shuffled torch": lambda read: loader(8, read, shuffle=True),
+}
 REFUSED = {
     "arrays": (lambda: X, "data of type ndarray"),
     "no files": (lambda: training.tf_data(), "a dataset that reads no files"),
@@ -142,9 +188,31 @@ class Fresh:
         return self.model
 
 
+def set_seeds(seed):
+    import torch
+
+    keras.utils.set_random_seed(seed)
+    torch.manual_seed(seed)
+
+
+def parted(fresh):
+    """Each form of data of which a worker reads its part alone."""
+    found = {}
+    for name, data in PARTED.items():
+        shuffle = name.startswith("PyDataset")
+        make = lambda data=data: data([])  # noqa: E731
+        found[f"parts: {name}"] = _attempted(used, fresh(), make, shuffle=shuffle)
+        read = []
+        fresh().predict(data(read), verbose=0)
+        found[f"rows read: {name}"] = sorted(read)
+    return found
+
+
 def on_worker(worker):
     """Every program on this worker."""
-    found = {}
+    fresh = Fresh()
+    set_seeds(20 + worker)
+    found = parted(fresh)
     km.set_strategy(km.MultiWorkerMirroredStrategy(auto_shard="file"))
     fresh = Fresh()
     for name, (counts, data, _) in FILES.items():
@@ -156,8 +224,9 @@ def on_worker(worker):
 
 def on_one_device():
     """The same over the global batches of two workers."""
-    found = {}
     fresh = Fresh()
+    set_seeds(20)
+    found = parted(fresh)
     for name, (counts, _, pieces) in FILES.items():
         data = Steps(steps(counts, pieces))
         made = used(fresh(), lambda data=data: data, own=range(26))
@@ -166,8 +235,8 @@ def on_one_device():
     return found
 
 
-def _attempted(function, *args):
+def _attempted(function, *args, **options):
     try:
-        return function(*args)
+        return function(*args, **options)
     except Exception:
         return traceback.format_exc()

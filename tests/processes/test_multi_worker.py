@@ -79,3 +79,14 @@ def test_data_without_enough_files_are_refused_on_every_worker(name, two_by_two)
     for result in two_by_two:
         said = result[f"refused: {name}"]
         assert "FileShardError" in said and parts.REFUSED[name][1] in said, said
+
+
+@pytest.mark.parametrize("name", parts.PARTED)
+def test_workers_that_read_their_part_match_one_device(name, two_by_two, one_device):
+    for result in two_by_two:
+        found = result[f"parts: {name}"]
+        assert not isinstance(found, str), found
+        assert_same("worker", found, one_device[f"parts: {name}"])
+    mine, others = (set(result[f"rows read: {name}"]) for result in two_by_two)
+    assert len(mine) <= len(others) and not mine & others
+    assert mine | others == set(one_device[f"rows read: {name}"])
