@@ -31,6 +31,26 @@ class StepReport:
     text: str
 
 
+@dataclass(frozen=True)
+class Part:
+    """How a worker's batches are part of the global ones.
+
+    Attributes:
+        keeps_rows: Whether `predict` returns a worker the rows that it brought, and
+            not those of all.
+        shares_order: Whether the parts make one batch only where all workers go
+            through the batches in one order.
+        may_run_out: Whether a worker that has no more batches takes part with no
+            rows until none has any.
+        example: With `may_run_out`, a batch of zeros, for a worker that has none.
+    """
+
+    keeps_rows: bool = False
+    shares_order: bool = False
+    may_run_out: bool = False
+    example: Any = None
+
+
 class Engine(Protocol):
     """The jobs of a backend. `strategy` has `devices`, `view` and `mesh`."""
 
@@ -53,7 +73,7 @@ class Engine(Protocol):
         ...
 
     def share_random_state(self) -> None:
-        """Gives every worker the chief's state of Python's and NumPy's generators."""
+        """Gives every worker the chief's state of the random generators."""
         ...
 
     def any_worker(self, claim: bool, what: str) -> bool:
@@ -113,6 +133,7 @@ class Engine(Protocol):
         *,
         may_be_reused: bool,
         must_be_even: bool = False,
+        part: Part | None = None,
     ) -> Iterator[Any]:
         """Puts batches where the step wants them, ahead of the step."""
         ...

@@ -5,6 +5,7 @@ the backends need of Keras' internals is handed to them as `_Internals`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import re
@@ -15,7 +16,7 @@ from typing import Any
 
 import keras
 
-from keras_mirror import _context, _engine, callbacks, errors
+from keras_mirror import _context, _engine, callbacks, errors, worker_data
 from keras_mirror._binding import (
     begin_fit,
     binding_target,
@@ -196,8 +197,11 @@ def _get_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         adapter = self.data_adapter
         reused = not isinstance(adapter, ArrayDataAdapter)
+        batches, part = adapter.get_jax_iterator(), getattr(adapter, "_km_part", None)
+        if part is not None and part.may_run_out:
+            batches = worker_data.naming_missing_files(batches)
         return _engine.load().batches(
-            adapter.get_jax_iterator(), strategy, may_be_reused=reused
+            batches, strategy, may_be_reused=reused, part=part
         )
 
     return get_iterator
@@ -217,6 +221,50 @@ def _going_on(original: Callable[..., Any]) -> Callable[..., Any]:
                 yield begin, end, iterator
 
     return enumerate_iterator
+
+
+def _share_order(adapter: Any) -> None:
+    """Lets workers begin each epoch with the chief's random state.
+
+    What draws random numbers for each row, as augmentation does, draws unequally many
+    on workers that have unequally many rows; the next shuffle would differ.
+    """
+    begin = adapter.on_epoch_begin
+
+    def on_epoch_begin() -> None:
+        _engine.load().share_random_state()
+        begin()
+
+    adapter.on_epoch_begin = on_epoch_begin
+
+
+def _data_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
+        strategy = _context.running_strategy()
+        if strategy is None:
+            return original(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        part = None
+        if _context.has_many_workers(strategy):
+            data, part = worker_data.own_part(bound.arguments["x"], strategy)
+            bound.arguments["x"] = data
+        # Else Keras hands a tf.data dataset to `distribute_dataset`, which is for
+        # loops of one's own.
+        with _keras_distribution(None):
+            adapter = original(*bound.args, **bound.kwargs)
+        if part is not None and part.shares_order:
+            _share_order(adapter)
+        if part is not None and part.may_run_out:
+            # Of the adapter, which may have added class weights.
+            example = worker_data.like_a_batch(adapter.get_tf_dataset())
+            part = dataclasses.replace(part, example=example)
+        adapter._km_part = part
+        return adapter
+
+    return get_data_adapter
 
 
 def _distribute_data(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,6 +335,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     from keras.src.distribution.distribution_lib import Distribution
     from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
+    from keras.src.trainers import data_adapters
     from keras.src.trainers.trainer import Trainer
 
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
@@ -295,6 +344,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (loss, "reduce_values", _hooked("reduce_values"), "losses' denominators"),
         (BatchNormalization, "_moments", _moments, "its batch statistics"),
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
+        (data_adapters, "get_data_adapter", _data_adapter, "a worker reads its part"),
     ]
     names += [
         (

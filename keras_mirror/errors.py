@@ -279,6 +279,19 @@ class WorkersDifferError(KerasMirrorError, RuntimeError):
         )
 
 
+class FileShardError(KerasMirrorError, ValueError):
+    """Data that have no files to share out between the workers."""
+
+    def __init__(self, received: str):
+        super().__init__(
+            'With auto_shard="file" each worker reads files of its own, so the data '
+            "must be a tf.data dataset that reads files, at least one for each worker, "
+            f"and yields batches of dense tensors. Received: {received}. Write more "
+            'files, or use auto_shard="data" (every worker reads all, the numbers are '
+            'one device\'s) or "off" (each worker brings its part).'
+        )
+
+
 class AloneWarning(UserWarning):
     """A strategy for many workers in a process that is alone."""
 

@@ -12,6 +12,7 @@ from jax.experimental import sparse
 from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror import errors
+from keras_mirror._engine import Part
 from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
 
 
@@ -178,6 +179,7 @@ class Batches(Iterator[Any]):
         mesh: The strategy's mesh.
         may_be_reused: Whether the source may write to a batch it has handed out.
         must_be_even: Whether a batch that the replicas do not divide is an error.
+        part: How the batches are part of the global ones; None where they are those.
 
     Raises:
         UnevenBatchError: From `next`, where `must_be_even` says so.
@@ -190,7 +192,10 @@ class Batches(Iterator[Any]):
         *,
         may_be_reused: bool,
         must_be_even: bool = False,
+        part: Part | None = None,
     ):
+        self.part = part
+        self._is_fresh = True
         self._source = iter(source)
         self._mesh = mesh
         self._may_be_reused = may_be_reused
@@ -202,7 +207,14 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         """A batch on the mesh; one that would need padding as it came."""
-        return self._placed(self.take())
+        is_first, self._is_fresh = self._is_fresh, False
+        try:
+            return self._placed(self.take())
+        except StopIteration:
+            if not is_first or self.part is None or not self.part.may_run_out:
+                raise
+            # Keras builds a model from the first batch, also where there is none.
+            return self.part.example
 
     def take(self) -> Any:
         """A batch for a step, which puts it on the mesh where it is not."""

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_mirror import _context
-from keras_mirror._engine import StepReport
+from keras_mirror._engine import Part, StepReport
 from keras_mirror._jax import (
     batch,
     collectives,
@@ -121,12 +121,14 @@ class JaxEngine:
         *,
         may_be_reused: bool,
         must_be_even: bool = False,
+        part: Part | None = None,
     ) -> Iterator[Any]:
         return batch.Batches(
             batches,
             strategy.mesh,
             may_be_reused=may_be_reused,
             must_be_even=must_be_even,
+            part=part,
         )
 
     def run(self, strategy: Any, fn: Any, args: Any, kwargs: Any) -> Any:

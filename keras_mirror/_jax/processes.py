@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import sys
 import time
 from typing import Any
 
@@ -169,10 +170,14 @@ def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def share_random_state() -> None:
-    """Gives every worker the chief's state of `random` and `numpy.random`.
+    """Gives every worker the chief's state of `random`, `numpy.random` and torch's.
 
-    Keras draws from them the order in which a fit takes its rows.
+    Keras draws from the first two the order in which a fit takes its rows, a
+    DataLoader from the third; of that where every worker has loaded torch.
     """
+    torch = sys.modules.get("torch")
+    if all(exchange(torch is not None, "the state of random generators")):
+        _share_torch_state(torch)
     python = random.getstate()
     name, keys, *rest = np.random.get_state()
     position, has_gauss, gauss = rest
@@ -186,3 +191,8 @@ def share_random_state() -> None:
     position, has_gauss, *words = (int(number) for number in numbers)
     np.random.set_state((str(name), keys, position, has_gauss, float(gauss[0])))
     random.setstate((python[0], tuple(words), None))
+
+
+def _share_torch_state(torch: Any) -> None:
+    (state,) = from_chief([torch.get_rng_state().numpy()])
+    torch.set_rng_state(torch.from_numpy(state.copy()))

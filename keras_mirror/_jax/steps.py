@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from keras_mirror import _context, errors
+from keras_mirror._engine import Part
 from keras_mirror._jax import global_view, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
@@ -124,10 +125,14 @@ class StepFunction:
         """How batches are taken where other processes have a part of the mesh."""
         if not self._spans:
             return None
-        is_own_part = self.strategy.auto_shard == "off"
-        return WorkerBatches(
-            self._mesh, what, is_own_part=is_own_part, may_leave=self.may_leave
-        )
+        return WorkerBatches(self._mesh, what, may_leave=self.may_leave)
+
+    def part(self, iterator: Any) -> Part | None:
+        """How a worker's batches are part of the global ones; None: they are those."""
+        if isinstance(iterator, Batches):
+            return iterator.part
+        # What `train_on_batch` and its like were given.
+        return Part(keeps_rows=True) if self.strategy.auto_shard == "off" else None
 
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
@@ -290,12 +295,13 @@ def over_iterator(
     def function(state: Any, iterator: Iterator[Any]) -> Any:
         found = []
         take = iterator.take if isinstance(iterator, Batches) else iterator.__next__
+        part = None if together is None else step.part(iterator)
         for number in range(steps_per_execution):
             try:
                 if together is None:
                     data = take()
                 else:
-                    data = together.take(take, is_first=number == 0)
+                    data = together.take(take, part, is_first=number == 0)
             except BaseException as error:
                 if found and isinstance(error, StopIteration):
                     break

@@ -13,6 +13,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from keras_mirror import errors
+from keras_mirror._engine import Part
 from keras_mirror._jax import processes
 from keras_mirror._jax.batch import StepBatch, flatten, prepare
 from keras_mirror._jax.mesh import at_home, by_rows
@@ -39,22 +40,23 @@ class WorkerBatches:
     Args:
         mesh: The mesh over all workers.
         what: What the batches are for; workers must agree on it.
-        is_own_part: Whether a worker's batch is its part of the global batch
-            (`auto_shard="off"`), rather than the global batch that all have.
         may_leave: Whether workers that were asked to leave do so here.
     """
 
-    def __init__(self, mesh: Mesh, what: str, *, is_own_part: bool, may_leave: bool):
+    def __init__(self, mesh: Mesh, what: str, *, may_leave: bool):
         self._mesh = mesh
         self._what = what
-        self._is_own_part = is_own_part
         self._may_leave = may_leave
 
-    def take(self, take: Callable[[], Any], *, is_first: bool) -> Any:
+    def take(
+        self, take: Callable[[], Any], part: Part | None, *, is_first: bool
+    ) -> Any:
         """The next batch of all workers.
 
         Args:
             take: Returns this worker's next batch.
+            part: How that is part of the global batch; None where it is the global
+                batch, which all have.
             is_first: Whether it is the first of those that one call takes.
 
         Raises:
@@ -62,41 +64,51 @@ class WorkerBatches:
             PreemptedExit: A worker was asked to leave; on every worker.
             WorkersDifferError: On every worker, where they do not fit together.
         """
-        try:
-            data = take()
-        except StopIteration:
-            data = None
-        return self._meet(data, may_leave=self._may_leave and is_first)
+        batch = None
+        while batch is None:
+            try:
+                data = take()
+            except StopIteration:
+                data = None
+            batch = self._meet(data, part, may_leave=self._may_leave and is_first)
+        return batch
 
-    def _meet(self, data: Any, *, may_leave: bool) -> Any:
+    def _meet(self, data: Any, part: Part | None, *, may_leave: bool) -> Any:
+        """One global batch; None where it would have no rows."""
+        what = self._what if part is None else f"a part of {self._what}"
         shapes = None if data is None else _shapes(data)
-        told = processes.exchange([shapes, is_asked_to_leave()], self._what)
+        told = processes.exchange([shapes, is_asked_to_leave()], what)
         found = [value for value, _ in told]
         if all(value is None for value in found):
             raise StopIteration
         leaving = [index for index, (_, leaves) in enumerate(told) if leaves]
         if leaving and may_leave:
             raise errors.PreemptedExit(leaving)
-        if self._is_own_part:
-            return self._joined(data, found)
+        if part is not None:
+            return self._joined(data, found, part)
         if any(value != found[0] for value in found):
             raise errors.WorkersDifferError(
                 "batches", [_rows(value) for value in found]
             )
         return data
 
-    def _joined(self, data: Any, found: list[Any]) -> StepBatch:
+    def _joined(self, data: Any, found: list[Any], part: Part) -> StepBatch | None:
         """The workers' parts, one after the other, as one batch."""
-        if any(value is None for value in found) or any(
-            [(shape[1:], kind) for shape, kind in value]
-            != [(shape[1:], kind) for shape, kind in found[0]]
-            or len({shape[0] if shape else None for shape, _ in value}) > 1
-            for value in found
-        ):
+        if part.may_run_out:
+            kinds = next(value for value in found if value is not None)
+            empty = [[[0, *shape[1:]], kind] for shape, kind in kinds]
+            found = [empty if value is None else value for value in found]
+            if data is None:
+                data = _without_rows(part.example, empty)
+        if not _fit_together(found):
             raise errors.WorkersDifferError("parts", [_rows(value) for value in found])
         counts = [value[0][0][0] for value in found]
+        if not sum(counts):
+            return None
         me = jax.process_index()
-        own = slice(sum(counts[:me]), sum(counts[: me + 1]))
+        own = None
+        if part.keeps_rows:
+            own = slice(sum(counts[:me]), sum(counts[: me + 1]))
         leaves, structure = flatten(data)
         leaves = [np.asarray(leaf) for leaf in leaves]
         if len(set(counts)) == 1 and counts[0] % at_home(self._mesh).size == 0:
@@ -113,6 +125,21 @@ class WorkerBatches:
         return jax.make_array_from_process_local_data(
             by_rows(self._mesh), leaf.astype(dtype, copy=False), (rows, *leaf.shape[1:])
         )
+
+
+def _fit_together(found: list[Any]) -> bool:
+    """Whether parts of these shapes make one batch."""
+    if any(value is None for value in found):
+        return False
+    kinds = [[(shape[1:], kind) for shape, kind in value] for value in found]
+    rows = [{shape[0] if shape else None for shape, _ in value} for value in found]
+    return all(kind == kinds[0] for kind in kinds) and all(len(r) == 1 for r in rows)
+
+
+def _without_rows(example: Any, shapes: Any) -> Any:
+    """A batch of no rows: a nest like `example`, of arrays of these shapes."""
+    arrays = [np.zeros(shape, kind) for shape, kind in shapes]
+    return jax.tree.structure(example).unflatten(arrays)
 
 
 def _all_rows(leaf: np.ndarray, counts: list[int]) -> np.ndarray:

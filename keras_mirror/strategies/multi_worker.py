@@ -9,8 +9,8 @@ from keras_mirror.cluster import ClusterSpec
 from keras_mirror.strategies.base import Strategy, View, check_view
 from keras_mirror.strategies.mirrored import check_batch_norm_option
 
-AUTO_SHARD = ("auto", "data", "off")
-AutoShard = Literal["auto", "data", "off"]
+AUTO_SHARD = ("auto", "data", "file", "off")
+AutoShard = Literal["auto", "data", "file", "off"]
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -25,9 +25,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             order, TF_CONFIG, KERAS_DISTRIBUTION_*, Slurm, Open MPI, Kubernetes and
             Cloud TPU. Without any of them it runs with one worker and says so.
         auto_shard: "auto" or "data": every worker has the same data, in batches of
-            the global size, and computes its rows. "off": what each worker brings
-            is its part of the global batch, of any number of rows; `predict`
-            returns the rows that it brought.
+            the global size, and computes its rows. "file": the files that a tf.data
+            dataset reads are shared out between the workers, its batch stays the
+            global one. "auto" does not choose it, since the rows then come in another
+            order than on one device, and so the numbers differ. "off": what each
+            worker brings is its part of the global batch, of any number of rows.
+            With "file" and "off" `predict` returns a worker the rows that it read.
         view: As for `MirroredStrategy`.
         synchronize_batch_norm: As for `MirroredStrategy`.
         timeout_seconds: How long to wait for the other workers at the start.

@@ -1,5 +1,6 @@
 """Every form of data that Keras takes, and every way to cut it into batches."""
 
+import contextlib
 import itertools
 
 import grain
@@ -18,6 +19,7 @@ from parity import (
     compiled,
     fit,
     fit_evaluate_predict,
+    mirrored,
     mlp,
     numbers,
     run_on_one_device,
@@ -281,3 +283,19 @@ def test_a_sort_within_rows_trains_on_a_tail():
 
     _, got = check(build, compiled(), fit(x, y))
     assert got.model.train_function.step.views == {"replica": 6, "global": 2}
+
+
+def test_tf_data_inside_of_a_scope_matches_one_device():
+    def drive(scope):
+        def inside(model):
+            dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+            with scope:
+                history = model.fit(dataset, shuffle=False, verbose=0).history
+            return {"history": history}
+
+        return inside
+
+    one = run_on_one_device(mlp, compiled(), drive(contextlib.nullcontext()))
+    strategy = mirrored()
+    many = run_on_replicas(mlp, compiled(), drive(strategy.scope()), strategy=strategy)
+    assert_same_runs(many, one)

@@ -5,6 +5,7 @@ import pickle
 
 import cluster
 import filelock
+import parts
 import pytest
 import training
 from parity import assert_same
@@ -30,7 +31,7 @@ def once(tmp_path_factory, name, **options):
 
 @pytest.fixture(scope="session")
 def two_by_two(tmp_path_factory):
-    return once(tmp_path_factory, "two_by_two", workers=2, devices=2)
+    return once(tmp_path_factory, "two_by_two", workers=2, devices=2, seconds=400)
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +58,35 @@ def test_two_workers_with_two_devices_match_one_device(name, two_by_two):
 @pytest.mark.parametrize("name", SOME)
 def test_four_workers_match_one_device(name, four_by_one):
     check(four_by_one, name)
+
+
+@pytest.fixture(scope="session")
+def one_device():
+    return parts.on_one_device()
+
+
+@pytest.mark.parametrize("name", [f"files: {name}" for name in parts.FILES])
+def test_workers_with_files_of_their_own_match_one_device(name, two_by_two, one_device):
+    expected = one_device[name]
+    for worker, result in enumerate(two_by_two):
+        assert not isinstance(result[name], str), result[name]
+        own = expected | {"predict": expected["predict"][worker]}
+        assert_same("worker", result[name], own)
+
+
+@pytest.mark.parametrize("name", parts.REFUSED)
+def test_data_without_enough_files_are_refused_on_every_worker(name, two_by_two):
+    for result in two_by_two:
+        said = result[f"refused: {name}"]
+        assert "FileShardError" in said and parts.REFUSED[name][1] in said, said
+
+
+@pytest.mark.parametrize("name", parts.PARTED)
+def test_workers_that_read_their_part_match_one_device(name, two_by_two, one_device):
+    for result in two_by_two:
+        found = result[f"parts: {name}"]
+        assert not isinstance(found, str), found
+        assert_same("worker", found, one_device[f"parts: {name}"])
+    mine, others = (set(result[f"rows read: {name}"]) for result in two_by_two)
+    assert len(mine) <= len(others) and not mine & others
+    assert mine | others == set(one_device[f"rows read: {name}"])

@@ -5,6 +5,7 @@ import traceback
 
 import cluster
 import keras
+import parts
 import training
 
 import keras_mirror as km
@@ -19,4 +20,6 @@ for name in sys.argv[2:] or training.PROGRAMS:
     except Exception:
         found[name] = traceback.format_exc()
         print(name, found[name], flush=True)
+if not sys.argv[2:]:
+    found |= parts.on_worker(strategy.worker_index)
 cluster.save(sys.argv[1], strategy.worker_index, found)

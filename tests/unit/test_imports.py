@@ -19,9 +19,11 @@ EDGES = {
     "_jax": {"_jax", "_context", "_engine", "cluster", "errors"},
     "optimizer": {"_context", "_engine", "errors"},
     "strategies": {"strategies", "display", "cluster", "_context", "_engine", "errors"},
+    "worker_data": {"worker_data", "_engine", "errors"},
     "_binding": {"strategies", "optimizer", "_context", "_engine", "errors"},
     "_plugin": {
         "_binding",
+        "worker_data",
         "callbacks",
         "strategies",
         "optimizer",
