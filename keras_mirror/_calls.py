@@ -1,0 +1,155 @@
+"""How the calls of a model run: under what governs it, and what they leave behind."""
+
+import contextlib
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+from keras_mirror import _context, _engine, callbacks, errors
+from keras_mirror._binding import (
+    begin_fit,
+    binding_target,
+    move_model,
+    start_together,
+)
+from keras_mirror.strategies import Strategy
+
+
+@contextlib.contextmanager
+def keras_distribution(value: Any) -> Iterator[None]:
+    """While inside, this is what Keras takes for its distribution."""
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(value)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
+
+
+def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
+    """What must hold while Keras runs a call of a model governed by `target`."""
+    current = keras.distribution.distribution()
+    stack = contextlib.ExitStack()
+    if isinstance(target, Strategy):
+        if current is not None and not isinstance(current, Strategy):
+            raise errors.MixedDistributionError(target, current)
+        stack.enter_context(_context.running(target))
+        stack.enter_context(_engine.load().call_context(target))
+        return stack
+    stack.enter_context(_context.running(None))
+    if target is not None:
+        stack.enter_context(keras_distribution(target))
+    elif isinstance(current, Strategy):
+        # A plain model called inside a scope: Keras must not see our strategy.
+        stack.enter_context(keras_distribution(None))
+    return stack
+
+
+def _end_steps(model: Any, *, is_broken_off: bool) -> None:
+    for kind in ("train", "test", "predict"):
+        step = getattr(getattr(model, f"{kind}_function", None), "step", None)
+        if step is not None:
+            step.end(is_broken_off=is_broken_off)
+
+
+def _recover(
+    model: Any, target: Any, error: BaseException, used_callbacks: Any
+) -> None:
+    """After an error the model has its variables, and other workers know of it."""
+    if not isinstance(target, Strategy):
+        return
+    _end_steps(model, is_broken_off=True)
+    model.jax_state_sync()
+    theirs = (
+        errors.WorkersDifferError,
+        errors.WorkerFailedError,
+        errors.LateWorkerError,
+        errors.PreemptedExit,
+        errors.InconsistentVariableError,
+    )
+    if isinstance(error, errors.PreemptedExit):
+        print(f"keras_mirror: {error.message}", file=sys.stderr, flush=True)
+        callbacks.save_before_leaving(used_callbacks)
+    if _context.has_many_workers(target) and not isinstance(error, theirs):
+        _engine.load().tell_failure(error)
+
+
+def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `fit` and its like."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _context.replica_context() is not None:
+            raise errors.RunArgumentError(
+                f"`{original.__name__}` spreads over the replicas itself, so it must "
+                "be called outside of a replica.",
+                self,
+            )
+        target = binding_target(self)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_during_call(target))
+            several = _context.has_many_workers(target)
+            if original.__name__ == "fit":
+                begin_fit(self, target)
+                if several:
+                    stack.enter_context(_engine.load().fit_context(target))
+            used_callbacks = None
+            if several:
+                bound = signature.bind(self, *args, **kwargs)
+                bound.apply_defaults()
+                callbacks.for_this_worker(self, bound.arguments)
+                used_callbacks = bound.arguments.get("callbacks")
+                args, kwargs = bound.args[1:], bound.kwargs
+            try:
+                found = original(self, *args, **kwargs)
+                _end_steps(self, is_broken_off=False)
+                return found
+            except BaseException as error:
+                _recover(self, target, error, used_callbacks)
+                if type(error).__name__ != "IndivisibleError":
+                    raise
+                raise errors.IndivisibleBatchError(target, error) from error
+
+    return call
+
+
+def _mark(function: Any) -> None:
+    """Tells a function that Keras made from one of the user's own."""
+    if function is not None and not hasattr(function, "strategy"):
+        with contextlib.suppress(AttributeError):
+            function.strategy = None
+
+
+def make_function(kind: str) -> Callable[[Any], Any]:
+    """Wraps `make_train_function` and its like: the step that a call runs."""
+    attribute = f"{kind}_function"
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def make(self: Any, force: bool = False) -> Any:
+            target = binding_target(self)
+            existing = getattr(self, attribute, None)
+            move_model(self, target)
+            start_together(self, target)
+            if existing is not None and not hasattr(existing, "strategy"):
+                return original(self, force)  # the user's own: Keras keeps it
+            strategy = target if isinstance(target, Strategy) else None
+            if existing is not None and existing.strategy is not strategy:
+                setattr(self, attribute, None)
+            if strategy is None:
+                result = original(self, force)
+                _mark(getattr(self, attribute, None))
+                return result
+            if force or getattr(self, attribute, None) is None:
+                function = getattr(_engine.load(), attribute)(self, strategy)
+                setattr(self, attribute, function)
+            return None
+
+        return make
+
+    return wrap
