@@ -13,8 +13,8 @@ operations in MPICH", 2005):
 
     step + collectives * 2 (n - 1) * latency + bytes sent / bandwidth
 
-with nothing overlapped, so it is an upper bound where each replica has a core or an
-accelerator of its own. The inputs are stated beside the result.
+with nothing overlapped, nothing but the collectives counted, and a core or accelerator
+for each replica. The inputs are stated beside the result.
 
 With `--measure` the jobs of real processes train in turn, in rounds, and each layout's
 time is given per time of 1x1 in the same round (weak scaling). The latency, the

@@ -29,7 +29,7 @@ def cores(shown: dict[str, Any]) -> str:
 
 def name(point: Any) -> str:
     if point.layout is None:
-        return f"{point.devices} virtual devices"
+        return f"{point.devices} devices"
     workers, devices = point.layout.split("x")
     return f"{workers} x {devices} processes"
 
@@ -37,7 +37,7 @@ def name(point: Any) -> str:
 def predictions(points: list[Any], title: str) -> Table:
     """What each step sends, and the time that this predicts."""
     table = new_table(
-        title, "collectives", "MB sent", "x gradients", "ms predicted", "efficiency"
+        title, "collectives", "MB sent", "x gradients", "ms", "efficiency"
     )
     for point in points:
         table.add_row(
@@ -103,7 +103,8 @@ def save_plot(path: str, points: list[Any], shown: dict[str, Any]) -> None:
         axes.set_title(f"measured on {shown['cores']} cores", fontsize="small")
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(n) for n in counts])
-    axes.set_ylim(bottom=0)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel(f"replicas, {shown['rows_per_replica']} rows each\n{inputs(shown)}")
     axes.set_ylabel("time per step / one replica's")
     axes.legend()
