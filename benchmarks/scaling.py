@@ -1,53 +1,89 @@
 """What a step sends as replicas are added, and the speed that this predicts.
 
-    python benchmarks/scaling.py [--devices 2,4,8,16,32,64] [--model mlp] [--json]
+    python benchmarks/scaling.py [--devices 2,4,8,16,32,64] [--model mlp] [--measure]
+                                 [--processes 1x1,2x1,4x1,2x2] [--json] [--plot PATH]
                                  [--step-ms T] [--bandwidth GBPS] [--latency US]
 
-For each number of virtual devices, in a process of its own: compiles the train step
-with the same rows per replica and counts its collectives and the bytes that one device
-sends, from the compiled program. Then predicts the time of a step by the alpha-beta
-model of a ring all-reduce (Thakur, Rabenseifner and Gropp, "Optimization of collective
-communication operations in MPICH", 2005):
+For each number of virtual devices, in a process of its own, and for each layout of real
+processes (processes x devices of each): compiles the train step with the same rows per
+replica and counts its collectives and the bytes that one device sends, from the
+compiled program. Then predicts the time of a step by the alpha-beta model of a ring
+all-reduce (Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+operations in MPICH", 2005):
 
     step + collectives * 2 (n - 1) * latency + bytes sent / bandwidth
 
-with nothing overlapped, so it is an upper bound. The inputs are stated beside the
-result; nothing is timed here.
+with nothing overlapped, nothing but the collectives counted, and a core or accelerator
+for each replica. The inputs are stated beside the result.
+
+With `--measure` the jobs of real processes train in turn, in rounds, and each layout's
+time is given per time of 1x1 in the same round (weak scaling). The latency, the
+bandwidth and the step that are not given are then measured too: two sizes of an
+all-reduce between the processes of the first layout that has several, and a step of
+1x1. Without it nothing is timed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import environment
+from processes import PING_BYTES, Job, Layout, parse_layouts
 
 ROWS_PER_REPLICA = 64
+DEFAULTS = {"step_ms": 5.0, "bandwidth": 12.5, "latency": 5.0}
+ALONE = Layout(1, 1)
 
 
 @dataclass(frozen=True)
 class Point:
-    """The compiled step on so many devices.
+    """The compiled step on so many replicas.
 
     Attributes:
         devices: Replicas.
+        layout: "2x1" for two processes with a device each; None for virtual devices of
+            one process.
         collectives: Collective operations per step.
         bytes_sent: What each device sends per step.
         bytes_per_parameter_byte: The same over the bytes of the gradients; a ring's
             lower bound is 2 (n - 1) / n.
         milliseconds: Predicted time of a step.
         efficiency: Predicted speed per replica, over that of one alone.
+        measured_milliseconds: Of a step, one figure a round; empty without `--measure`.
+        measured_ratios: The same per time of 1x1 in the same round.
     """
 
     devices: int
+    layout: str | None
     collectives: int
     bytes_sent: int
     bytes_per_parameter_byte: float
     milliseconds: float
     efficiency: float
+    measured_milliseconds: list[float] = field(default_factory=list)
+    measured_ratios: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Found:
+    """What the job of one layout has said.
+
+    Attributes:
+        layout: Its processes and devices.
+        counts: What its compiled step sends.
+        milliseconds: Of a step, one figure a round.
+        pings: Seconds of an all-reduce of each size, one pair a round.
+    """
+
+    layout: Layout
+    counts: dict[str, int]
+    milliseconds: list[float] = field(default_factory=list)
+    pings: list[list[float]] = field(default_factory=list)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -55,41 +91,37 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", default="2,4,8,16,32,64")
+    parser.add_argument(
+        "--processes", default="1x1,2x1,4x1,2x2", help='layouts, or "none"'
+    )
     parser.add_argument("--model", default="mlp", help="mlp, mlp_bn, cnn, transformer")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="compute of a step")
-    parser.add_argument("--bandwidth", type=float, default=12.5, help="GB/s a device")
-    parser.add_argument("--latency", type=float, default=5.0, help="us a message")
+    parser.add_argument("--measure", action="store_true", help="train and time")
+    parser.add_argument("--rounds", type=int, default=9, help="default: 9")
+    parser.add_argument("--steps", type=int, default=20, help="of one fit")
+    parser.add_argument("--step-ms", type=float, help="compute of a step; 5")
+    parser.add_argument("--bandwidth", type=float, help="GB/s a device; 12.5")
+    parser.add_argument("--latency", type=float, help="us a message; 5")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", metavar="PATH", help="write a picture")
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    found = parser.parse_args(arguments)
+    if found.measure and ALONE not in parse_layouts(found.processes):
+        parser.error("--measure compares with 1x1, which --processes must name")
+    return found
 
 
 def count(model_name: str, devices: int) -> dict[str, int]:
     """What the step sends on so many devices; runs in this process."""
     import keras
-    import models
-    import numpy as np
+    import scaling_worker
 
     import keras_mirror as km
-    from keras_mirror._engine import load
 
-    case = models.CASES[model_name]
-    model = case.build()
-    strategy = km.MirroredStrategy(keras.distribution.list_devices()[:devices])
-    model.compile(
-        keras.optimizers.Adam(),
-        models.loss(),
-        metrics=["accuracy"],
-        distribution=strategy,
+    km.set_strategy(km.MirroredStrategy(keras.distribution.list_devices()[:devices]))
+    model = scaling_worker.get_ready(model_name)
+    return scaling_worker.counts(
+        model, *scaling_worker.data(model_name, ROWS_PER_REPLICA * devices)
     )
-    rows = ROWS_PER_REPLICA * devices
-    x = np.zeros((rows, *case.input_shape), case.input_dtype)
-    report = load().step_report(model, x, np.zeros(rows, "int32"))
-    return {
-        "collectives": report.collectives,
-        "bytes_sent": report.bytes_sent,
-        "parameter_bytes": 4 * model.count_params(),
-    }
 
 
 def count_apart(model_name: str, devices: int) -> dict[str, int]:
@@ -105,45 +137,90 @@ def count_apart(model_name: str, devices: int) -> dict[str, int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def predict(found: dict[str, int], devices: int, options: argparse.Namespace) -> Point:
+def run_jobs(options: argparse.Namespace) -> list[Found]:
+    """Counts, and with `--measure` times, each layout of real processes."""
+    layouts = parse_layouts(options.processes)
+    rows, steps = str(ROWS_PER_REPLICA), str(options.steps)
+    arguments = ["--model", options.model, "--rows", rows, "--steps", steps]
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job(layout, arguments)) for layout in layouts]
+        found = [Found(job.layout, job.answer()) for job in jobs]
+        for _ in range(options.rounds if options.measure else 0):
+            for job, about in zip(jobs, found, strict=True):
+                about.milliseconds.append(job.ask("fit"))
+                if job.layout.replicas > 1:
+                    about.pings.append(job.ask("ping"))
+    return found
+
+
+def take_inputs(options: argparse.Namespace, found: list[Found]) -> dict[str, str]:
+    """Fills in the inputs of the model that were not given.
+
+    Returns:
+        Where each comes from: "given", "measured" or "default".
+    """
+    import numpy as np
+
+    measured: dict[str, float] = {}
+    for about in found:
+        if about.layout == ALONE and about.milliseconds:
+            measured["step_ms"] = float(np.median(about.milliseconds))
+        if about.pings and "latency" not in measured:
+            times = np.median(about.pings, axis=0)
+            measured |= alpha_beta(times[0], times[1], about.layout.replicas)
+    sources = {}
+    for name, default in DEFAULTS.items():
+        if getattr(options, name) is not None:
+            sources[name] = "given"
+            continue
+        sources[name] = "measured" if name in measured else "default"
+        setattr(options, name, measured.get(name, default))
+    return sources
+
+
+def alpha_beta(small: float, large: float, replicas: int) -> dict[str, float]:
+    """The two inputs from the seconds of a small and a large all-reduce."""
+    share = 2 * (replicas - 1) / replicas  # of the bytes, sent by each
+    seconds_per_byte = (large - small) / share / (PING_BYTES[1] - PING_BYTES[0])
+    alone = small - share * PING_BYTES[0] * seconds_per_byte
+    return {
+        "latency": 1e6 * alone / (2 * (replicas - 1)),
+        "bandwidth": 1e-9 / seconds_per_byte,
+    }
+
+
+def predict(
+    counts: dict[str, int], devices: int, options: argparse.Namespace, **measured: Any
+) -> Point:
     """The alpha-beta model."""
-    messages = found["collectives"] * 2 * (devices - 1)
+    messages = counts["collectives"] * 2 * (devices - 1)
     milliseconds = (
         options.step_ms
         + messages * options.latency / 1e3
-        + found["bytes_sent"] / options.bandwidth / 1e6
+        + counts["bytes_sent"] / options.bandwidth / 1e6
     )
     return Point(
         devices=devices,
-        collectives=found["collectives"],
-        bytes_sent=found["bytes_sent"],
-        bytes_per_parameter_byte=found["bytes_sent"] / found["parameter_bytes"],
+        collectives=counts["collectives"],
+        bytes_sent=counts["bytes_sent"],
+        bytes_per_parameter_byte=counts["bytes_sent"] / counts["parameter_bytes"],
         milliseconds=milliseconds,
         efficiency=options.step_ms / milliseconds,
+        **({"layout": None} | measured),
     )
 
 
-def print_table(points: list[Point], options: argparse.Namespace) -> None:
-    from reporting import new_table
-    from rich.console import Console
-
-    title = (
-        f"{options.model}: {ROWS_PER_REPLICA} rows per replica; {options.step_ms:g} ms "
-        f"compute, {options.bandwidth:g} GB/s, {options.latency:g} us"
+def point_of(about: Found, alone: list[float], options: argparse.Namespace) -> Point:
+    """A layout of real processes, beside the layout 1x1."""
+    ratios = [a / b for a, b in zip(about.milliseconds, alone, strict=True)]
+    return predict(
+        about.counts,
+        about.layout.replicas,
+        options,
+        layout=str(about.layout),
+        measured_milliseconds=about.milliseconds,
+        measured_ratios=ratios if options.measure else [],
     )
-    table = new_table(
-        title, "collectives", "MB sent", "x gradients", "ms predicted", "efficiency"
-    )
-    for point in points:
-        table.add_row(
-            f"{point.devices} devices",
-            str(point.collectives),
-            f"{point.bytes_sent / 1e6:.3f}",
-            f"{point.bytes_per_parameter_byte:.3f}",
-            f"{point.milliseconds:.2f}",
-            f"{point.efficiency:.2f}",
-        )
-    Console().print(table)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -153,13 +230,32 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(count(options.model, options.count)))
         return 0
     devices = [int(part) for part in options.devices.split(",")]
-    points = [predict(count_apart(options.model, n), n, options) for n in devices]
-    if options.json:
-        shown: dict[str, Any] = vars(options) | {"points": [asdict(p) for p in points]}
+    counts = [count_apart(options.model, n) for n in devices]
+    found = run_jobs(options)
+    sources = take_inputs(options, found)
+    alone = next((a.milliseconds for a in found if a.layout == ALONE), [])
+    points = [predict(c, n, options) for c, n in zip(counts, devices, strict=True)]
+    points += [point_of(about, alone, options) for about in found]
+    shown: dict[str, Any] = vars(options) | {
+        "rows_per_replica": ROWS_PER_REPLICA,
+        "cores": len(os.sched_getaffinity(0)),
+        "sources": sources,
+        "points": [asdict(point) for point in points],
+    }
+    show(points, shown)
+    return 0
+
+
+def show(points: list[Point], shown: dict[str, Any]) -> None:
+    """Prints the table or the JSON, and writes the picture."""
+    import scaling_report
+
+    if shown["plot"]:
+        scaling_report.save_plot(shown["plot"], points, shown)
+    if shown["json"]:
         print(json.dumps(shown, indent=2))
     else:
-        print_table(points, options)
-    return 0
+        scaling_report.print_tables(points, shown)
 
 
 if __name__ == "__main__":
