@@ -1,9 +1,13 @@
 """The processes of a cluster: meeting, agreeing, and starting from one state."""
 
+import contextlib
+import functools
 import itertools
 import json
 import random
+import sys
 import time
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -33,7 +37,7 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
     """
     if jax.distributed.is_initialized():
         _check_adopted(membership)
-        chief_watch.start(heartbeat_seconds)
+        _attend(heartbeat_seconds)
         return
     if membership is None or membership.num_workers == 1:
         return
@@ -58,7 +62,13 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
             "See that every worker is started, that the address is the chief's and "
             "can be reached, and that the port is free.",
         ) from error
+    _attend(heartbeat_seconds)
+
+
+@functools.cache  # a program may make several strategies
+def _attend(heartbeat_seconds: int) -> None:
     chief_watch.start(heartbeat_seconds)
+    _tell_uncaught()
 
 
 def _check_adopted(membership: Any) -> None:
@@ -144,6 +154,23 @@ def _hear(number: int, what: str) -> list[Any]:
 def tell_failure(error: BaseException) -> None:
     """Lets the others know, at their next place of agreement, that this one failed."""
     _tell(next(_numbers), _FAILED, _in_words(error))
+
+
+def _tell_uncaught() -> None:
+    """Lets the others know of an error that ends this process.
+
+    Otherwise it waits for them at its end, and they for it in the middle.
+    """
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        with contextlib.suppress(Exception):
+            tell_failure(error)
+
+    sys.excepthook = hook
 
 
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
