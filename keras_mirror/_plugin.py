@@ -297,6 +297,10 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (keras.callbacks.BackupAndRestore, "on_train_end"),
     ):
         names.append((owner, name, callbacks.chief_only, "the chief writes files"))
+    orbax = sys.modules.get("keras.src.callbacks.orbax_checkpoint")  # Keras >= 3.13
+    if orbax is not None:
+        wrap = callbacks.as_numpy_for_many_workers
+        names.append((orbax, "_get_state_tree", wrap, "Orbax takes no local arrays"))
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):
             name = f"on_{kind}_batch_{side}"
