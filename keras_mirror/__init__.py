@@ -19,6 +19,7 @@ if not _is_command_line():
     from keras_mirror.callbacks import ConsistencyCheck as ConsistencyCheck
     from keras_mirror.callbacks import check_consistency as check_consistency
     from keras_mirror.cluster import ClusterSpec as ClusterSpec
+    from keras_mirror.launch.failure import record_uncaught as _record_uncaught
     from keras_mirror.launch.function import launch as launch
     from keras_mirror.optimizer import DistributedOptimizer as DistributedOptimizer
     from keras_mirror.strategies import MirroredStrategy as MirroredStrategy
@@ -31,6 +32,7 @@ if not _is_command_line():
     from keras_mirror.strategies import set_strategy as set_strategy
 
     _plugin.install()
+    _record_uncaught()
 
 
 def __getattr__(name: str) -> object:

@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -63,7 +63,12 @@ class Engine(Protocol):
         ...
 
     def join(
-        self, membership: Any, *, timeout_seconds: int, heartbeat_seconds: int
+        self,
+        membership: Any,
+        *,
+        timeout_seconds: int,
+        heartbeat_seconds: int,
+        runtime_options: Mapping[str, Any],
     ) -> tuple[int, int]:
         """Meets the other workers; returns how many there are and which this is."""
         ...

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -236,6 +237,10 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     ):
         owner = keras.callbacks.BackupAndRestore
         names.append((owner, name, wrap, "goes on within an epoch"))
+    orbax = sys.modules.get("keras.src.callbacks.orbax_checkpoint")  # Keras >= 3.13
+    if orbax is not None:
+        wrap = callbacks.as_numpy_for_many_workers
+        names.append((orbax, "_get_state_tree", wrap, "Orbax takes no local arrays"))
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):
             name = f"on_{kind}_batch_{side}"

@@ -6,6 +6,7 @@ are answered before Keras and JAX, which take seconds to import, are needed.
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -152,8 +153,16 @@ def _add_devices(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser = commands.add_parser(
         "devices",
         help="list the devices that JAX sees here",
-        description="Lists the devices that JAX sees here.",
+        description=(
+            "Lists the devices that JAX sees here, and the cluster that this process "
+            "is in. Other workers are not asked, unless by --join."
+        ),
         epilog=_EXIT_CODES,
+    )
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="list the devices of all workers; start it on each, before the job",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object to stdout"
@@ -267,6 +276,8 @@ def _run_demo(arguments: argparse.Namespace) -> None:
 
 
 def _run_devices(arguments: argparse.Namespace) -> None:
+    if arguments.join:
+        os.environ.setdefault("KERAS_BACKEND", "jax")
     from keras_mirror.demo.devices import print_devices
 
-    print_devices(as_json=arguments.json)
+    print_devices(as_json=arguments.json, join=arguments.join)

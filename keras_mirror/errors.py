@@ -248,6 +248,16 @@ class ClusterSpecError(KerasMirrorError, ValueError):
         )
 
 
+class RuntimeOptionError(KerasMirrorError, ValueError):
+    """An option that `jax.distributed.initialize` cannot be given here."""
+
+    def __init__(self, option: object, version: str, why: str, fix: str):
+        super().__init__(
+            f"`runtime_options` are keyword arguments of jax.distributed.initialize. "
+            f"{why} Received: {option!r} with JAX {version}. {fix}"
+        )
+
+
 class ClusterStartError(KerasMirrorError, RuntimeError):
     """The workers of a cluster did not come together."""
 

@@ -1,10 +1,14 @@
 """The one place that knows differences between JAX versions."""
 
 import contextlib
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh
+
+from keras_mirror import errors
 
 shard_map = jax.shard_map
 
@@ -65,20 +69,55 @@ def process_count() -> int:
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
-def initialize(membership: Any, timeout_seconds: int, heartbeat_seconds: int) -> None:
-    """Joins the cluster."""
-    bind = None
+# What the strategy says itself, by an argument of its own.
+_SAID_BY = {
+    "coordinator_address": "cluster",
+    "num_processes": "cluster",
+    "process_id": "cluster",
+    "initialization_timeout": "timeout_seconds",
+    "heartbeat_timeout_seconds": "heartbeat_seconds",
+}
+
+
+def check_runtime_options(options: Mapping[str, Any]) -> None:
+    """Refuses what this JAX' `jax.distributed.initialize` cannot be given.
+
+    Raises:
+        RuntimeOptionError: It has no such option, or the strategy gives it.
+    """
+    known = inspect.signature(jax.distributed.initialize).parameters
+    for option in options:
+        if option in _SAID_BY:
+            why = "That one is the strategy's to give."
+            fix = f"Use the argument `{_SAID_BY[option]}`."
+        elif option not in known:
+            why = "This version has no such option."
+            free = (name for name in known if name not in _SAID_BY)
+            fix = f"It has {', '.join(free)}. (JAX 0.12 and newer have mtls_*.)"
+        else:
+            continue
+        raise errors.RuntimeOptionError(option, jax.__version__, why, fix)
+
+
+def initialize(
+    membership: Any,
+    timeout_seconds: int,
+    heartbeat_seconds: int,
+    options: Mapping[str, Any],
+) -> None:
+    """Joins the cluster; `options` win over what is said here."""
+    own = {
+        "coordinator_address": membership.coordinator,
+        "num_processes": membership.num_workers,
+        "process_id": membership.index,
+        "initialization_timeout": timeout_seconds,
+        "heartbeat_timeout_seconds": heartbeat_seconds,
+        "shutdown_timeout_seconds": heartbeat_seconds,
+    }
     if membership.index == 0 and membership.coordinator is not None:
-        bind = membership.coordinator  # that interface, not all of them
-    jax.distributed.initialize(
-        coordinator_address=membership.coordinator,
-        num_processes=membership.num_workers,
-        process_id=membership.index,
-        initialization_timeout=timeout_seconds,
-        heartbeat_timeout_seconds=heartbeat_seconds,
-        shutdown_timeout_seconds=heartbeat_seconds,
-        coordinator_bind_address=bind,
-    )
+        # That interface, not all of them.
+        own["coordinator_bind_address"] = membership.coordinator
+    jax.distributed.initialize(**own | dict(options))
 
 
 def _varying(value: object) -> frozenset[str]:

@@ -44,14 +44,8 @@ class JaxEngine:
     def all_devices(self) -> list[str]:
         return mesh.all_devices()
 
-    def join(
-        self, membership: Any, *, timeout_seconds: int, heartbeat_seconds: int
-    ) -> tuple[int, int]:
-        processes.join(
-            membership,
-            timeout_seconds=timeout_seconds,
-            heartbeat_seconds=heartbeat_seconds,
-        )
+    def join(self, membership: Any, **options: Any) -> tuple[int, int]:
+        processes.join(membership, **options)
         return jax.process_count(), jax.process_index()
 
     def take_from_chief(self, model: Any) -> None:

@@ -1,10 +1,14 @@
 """The processes of a cluster: meeting, agreeing, and starting from one state."""
 
+import contextlib
+import functools
 import itertools
 import json
 import random
 import sys
 import time
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -19,22 +23,33 @@ from keras_mirror.cluster.rendezvous import meet
 LATE_SECONDS = 60.0
 _FAILED = "failed"
 _numbers = itertools.count()
+# The options of the runtime, where this module has initialized it.
+_joined_with: dict[str, Any] = {}
 
 
-def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> None:
+def join(
+    membership: Any,
+    *,
+    timeout_seconds: int,
+    heartbeat_seconds: int,
+    runtime_options: Mapping[str, Any],
+) -> None:
     """Meets the other workers, or adopts a runtime that is there already.
 
     Args:
         membership: `keras_mirror.cluster.Membership`, or None without a cluster.
         timeout_seconds: How long to wait for the others.
         heartbeat_seconds: After how long a silent worker counts as dead.
+        runtime_options: Further arguments of `jax.distributed.initialize`.
 
     Raises:
+        RuntimeOptionError: This JAX has no such option.
         ClusterStartError: JAX was used before, or the workers did not meet.
     """
+    compat.check_runtime_options(runtime_options)
     if jax.distributed.is_initialized():
-        _check_adopted(membership)
-        chief_watch.start(heartbeat_seconds)
+        _check_adopted(membership, runtime_options)
+        _attend(heartbeat_seconds)
         return
     if membership is None or membership.num_workers == 1:
         return
@@ -49,7 +64,9 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
     if membership.coordinator is not None:
         meet(membership, timeout_seconds=timeout_seconds)
     try:
-        compat.initialize(membership, timeout_seconds, heartbeat_seconds)
+        compat.initialize(
+            membership, timeout_seconds, heartbeat_seconds, runtime_options
+        )
     except Exception as error:
         raise errors.ClusterStartError(
             membership.coordinator,
@@ -59,10 +76,25 @@ def join(membership: Any, *, timeout_seconds: int, heartbeat_seconds: int) -> No
             "See that every worker is started, that the address is the chief's and "
             "can be reached, and that the port is free.",
         ) from error
+    _joined_with.update(runtime_options)
+    _attend(heartbeat_seconds)
+
+
+@functools.cache  # a program may make several strategies
+def _attend(heartbeat_seconds: int) -> None:
     chief_watch.start(heartbeat_seconds)
+    _tell_uncaught()
 
 
-def _check_adopted(membership: Any) -> None:
+def _check_adopted(membership: Any, runtime_options: Mapping[str, Any]) -> None:
+    for option, value in runtime_options.items():
+        if option not in _joined_with or _joined_with[option] != value:
+            raise errors.RuntimeOptionError(
+                option,
+                jax.__version__,
+                "This process has joined its cluster already, without that one.",
+                "Give it where the runtime is initialized first.",
+            )
     if membership is None or membership.num_workers is None:
         return
     found = (jax.process_count(), jax.process_index())
@@ -145,6 +177,23 @@ def _hear(number: int, what: str) -> list[Any]:
 def tell_failure(error: BaseException) -> None:
     """Lets the others know, at their next place of agreement, that this one failed."""
     _tell(next(_numbers), _FAILED, _in_words(error))
+
+
+def _tell_uncaught() -> None:
+    """Lets the others know of an error that ends this process.
+
+    Otherwise it waits for them at its end, and they for it in the middle.
+    """
+    before = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        before(kind, error, trace)
+        with contextlib.suppress(Exception):
+            tell_failure(error)
+
+    sys.excepthook = hook
 
 
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:

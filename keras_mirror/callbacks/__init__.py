@@ -14,3 +14,6 @@ from keras_mirror.callbacks.chief import chief_only as chief_only
 from keras_mirror.callbacks.chief import for_this_worker as for_this_worker
 from keras_mirror.callbacks.consistency import ConsistencyCheck as ConsistencyCheck
 from keras_mirror.callbacks.consistency import check_consistency as check_consistency
+from keras_mirror.callbacks.orbax import (
+    as_numpy_for_many_workers as as_numpy_for_many_workers,
+)

@@ -10,7 +10,9 @@ import jax
 
 from keras_mirror import cluster, errors
 from keras_mirror.cluster import Membership
-from keras_mirror.demo.settings import UsageError
+from keras_mirror.demo.settings import DemoError, UsageError
+
+_JOIN_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -22,12 +24,14 @@ class DeviceDescription:
         platform: "cpu", "gpu" or "tpu".
         kind: The vendor's name of the model.
         memory_bytes: How much JAX may use of it, or None where it cannot say.
+        worker: The process that has it, among those that have joined.
     """
 
     name: str
     platform: str
     kind: str
     memory_bytes: int | None
+    worker: int
 
 
 def describe_devices() -> list[DeviceDescription]:
@@ -38,8 +42,9 @@ def describe_devices() -> list[DeviceDescription]:
             platform=device.platform,
             kind=device.device_kind,
             memory_bytes=_memory_bytes(device),
+            worker=device.process_index,
         )
-        for device in jax.devices()
+        for device in sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
     ]
 
 
@@ -82,25 +87,33 @@ def choose_devices(available: list[str], count: int | None) -> list[str]:
     return available[:count]
 
 
-def print_devices(*, as_json: bool) -> None:
+def print_devices(*, as_json: bool, join: bool = False) -> None:
     """Prints the devices to stdout, as a table or as one JSON object.
 
     Args:
         as_json: Whether a program reads it. The object has the keys "devices" and
             "cluster", the latter null without a cluster.
+        join: Whether to meet the other workers first and print theirs as well.
+
+    Raises:
+        DemoError: The workers did not meet.
     """
     found = _cluster()
+    if join:
+        _join(found)
     devices = describe_devices()
     if as_json:
         listed = [asdict(device) for device in devices]
         print(json.dumps({"devices": listed, "cluster": found and asdict(found)}))
         return
-    rows = [("name", "platform", "kind", "memory")]
+    rows = [("name", "platform", "kind", "memory", "worker")]
     rows += [
-        (device.name, device.platform, device.kind, _memory_text(device.memory_bytes))
-        for device in devices
+        (d.name, d.platform, d.kind, _memory_text(d.memory_bytes), str(d.worker))
+        for d in devices
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    if not join:
+        rows = [row[:-1] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join(cells).rstrip(), file=sys.stdout)
@@ -114,6 +127,23 @@ def _cluster() -> Membership | None:
         return cluster.find(os.environ)
     except errors.ClusterSpecError as error:
         raise UsageError(str(error)) from error
+
+
+def _join(found: Membership | None) -> None:
+    if found is None:
+        raise UsageError(
+            "--join needs a cluster to join. Received: an environment without one. Set "
+            "TF_CONFIG or KERAS_DISTRIBUTION_*, or start it with a scheduler."
+        )
+    # Imported here because it takes Keras, which the list alone does not need.
+    from keras_mirror.strategies import MultiWorkerMirroredStrategy
+
+    try:
+        MultiWorkerMirroredStrategy(timeout_seconds=_JOIN_SECONDS)
+    except errors.UnsupportedBackendError as error:
+        raise UsageError(str(error)) from error
+    except errors.ClusterStartError as error:
+        raise DemoError(str(error)) from error
 
 
 def _cluster_text(found: Membership) -> str:

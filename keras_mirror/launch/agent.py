@@ -4,6 +4,7 @@ import pathlib
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from types import FrameType
@@ -52,10 +53,13 @@ def _report(worker: Worker) -> str:
     code = worker.exit_code or 0
     lines = list(worker.lines)[-_LAST_LINES:]
     where = f"\n  log: {worker.log}" if worker.log is not None else ""
+    what = "last lines"
+    if worker.failure is not None:
+        what, lines = "error", worker.failure.text.splitlines()
     said = "".join(f"\n  | {line}" for line in lines)
     return (
         f"worker {worker.rank} failed first: host {socket.gethostname()}, pid "
-        f"{worker.pid}, {in_words(code)}{where}\n  its last lines:{said}"
+        f"{worker.pid}, {in_words(code)}{where}\n  its {what}:{said}"
     )
 
 
@@ -73,8 +77,9 @@ class _Attempt:
         if threading.current_thread() is threading.main_thread():
             before = {n: signal.signal(n, self._note) for n in _PASSED_ON}
         try:
-            self._start()
-            failed = self._watch()
+            with tempfile.TemporaryDirectory(prefix="keras_mirror_") as records:
+                self._start(pathlib.Path(records))
+                failed = self._watch()
         finally:
             self._stop()
             for number, handler in before.items():
@@ -92,7 +97,7 @@ class _Attempt:
     def _note(self, number: int, _: FrameType | None) -> Any:
         self._signal = number
 
-    def _start(self) -> None:
+    def _start(self, records: pathlib.Path) -> None:
         config = self._config
         coordinator = config.coordinator or free_address()
         folder = None
@@ -103,7 +108,10 @@ class _Attempt:
             rank = config.rank(local)
             log = folder / f"rank{rank}.log" if folder is not None else None
             environment = config.worker_environment(local, coordinator)
-            self._workers.append(Worker(rank, config.arguments(), environment, log))
+            record = records / f"rank{rank}.json"
+            self._workers.append(
+                Worker(rank, config.arguments(), environment, log, record)
+            )
 
     def _watch(self) -> Worker | None:
         while True:
@@ -118,8 +126,14 @@ class _Attempt:
             time.sleep(_POLL_SECONDS)
 
     def _first_failed(self) -> Worker | None:
-        failed = [worker for worker in self._workers if worker.exit_code]
-        return min(failed, key=lambda w: w.ended_at or 0.0) if failed else None
+        times = {worker: worker.failed_at() for worker in self._workers}
+        failed = {worker: at for worker, at in times.items() if at is not None}
+        if not failed:
+            return None
+        first = min(failed, key=failed.__getitem__)
+        # One that has raised may wait for the others until they are gone.
+        self._wait(self._config.grace_seconds, [first])
+        return first
 
     def _pass_on(self, number: int) -> Worker | None:
         """Gives the workers the signal, and the time to save and end."""
@@ -128,10 +142,11 @@ class _Attempt:
         self._wait(self._config.grace_seconds)
         return self._first_failed()
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, workers: list[Worker] | None = None) -> None:
+        """Until all of them have ended, or it has been so long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if all(worker.poll() is not None for worker in self._workers):
+            if all(worker.poll() is not None for worker in workers or self._workers):
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from typing import BinaryIO
 
+from keras_mirror.launch import failure
+
 _KEPT_LINES = 200
 _PR_SET_PDEATHSIG = 1
 
@@ -33,6 +35,7 @@ class Worker:
         arguments: The command line.
         environment: Its whole environment.
         log: Where its output is kept, or None.
+        record: Where it may leave its `failure.Failure`.
     """
 
     def __init__(
@@ -41,15 +44,18 @@ class Worker:
         arguments: list[str],
         environment: Mapping[str, str],
         log: pathlib.Path | None,
+        record: pathlib.Path,
     ):
         self.rank = rank
+        self.failure: failure.Failure | None = None
+        self._record = record
         self.log = log
         self.ended_at: float | None = None
         self.lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         launcher = os.getpid()
         self._process = subprocess.Popen(
             arguments,
-            env=environment,
+            env={**environment, failure.VARIABLE: str(record)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -72,8 +78,15 @@ class Worker:
         """Looks whether it has ended."""
         code = self._process.poll()
         if code is not None and self.ended_at is None:
-            self.ended_at = time.monotonic()
+            self.ended_at = time.time()
         return code
+
+    def failed_at(self) -> float | None:
+        """When it raised, or ended with an error; None where it did neither."""
+        self.failure = self.failure or failure.read(self._record)
+        if self.failure is not None:
+            return self.failure.at
+        return self.ended_at if self.exit_code else None
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker and to what it has started."""

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from keras_mirror import _engine, cluster, errors
@@ -36,10 +37,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         timeout_seconds: How long to wait for the other workers at the start.
         heartbeat_seconds: After how long without a sign of life a worker counts as
             dead, and the others end.
+        runtime_options: Further keyword arguments of `jax.distributed.initialize`,
+            where the installed JAX has them: mTLS (`mtls_cert_file`,
+            `mtls_key_file`, `mtls_ca_file`; JAX 0.12 and newer), or
+            `coordinator_bind_address`.
 
     Raises:
         ClusterSpecError: The cluster is described wrongly; the field is named.
         ClusterStartError: JAX was used before, or the workers did not meet.
+        RuntimeOptionError: The installed JAX has no such option, or its runtime is
+            there already, without it.
 
     Cost: one all-reduce of the gradients per step, and one exchange of a few bytes
     between the hosts.
@@ -66,6 +73,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         synchronize_batch_norm: bool = False,
         timeout_seconds: int = 300,
         heartbeat_seconds: int = 30,
+        runtime_options: Mapping[str, Any] | None = None,
     ):
         check_view(view)
         check_batch_norm_option(synchronize_batch_norm, view)
@@ -73,12 +81,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         _check_seconds("heartbeat_seconds", heartbeat_seconds)
         if auto_shard not in AUTO_SHARD:
             raise errors.OptionValueError("auto_shard", auto_shard, AUTO_SHARD)
+        options = _checked_options(runtime_options)
         membership = _membership(cluster)
         engine = _engine.load()
         self._num_workers, self._index = engine.join(
             membership,
             timeout_seconds=timeout_seconds,
             heartbeat_seconds=heartbeat_seconds,
+            runtime_options=options,
         )
         if self._num_workers == 1:
             warnings.warn(errors.AloneWarning(), stacklevel=2)
@@ -89,6 +99,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._synchronize_batch_norm = synchronize_batch_norm
         self._timeout_seconds = timeout_seconds
         self._heartbeat_seconds = heartbeat_seconds
+        self._runtime_options = options
 
     @property
     def auto_shard(self) -> AutoShard:
@@ -124,6 +135,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             "synchronize_batch_norm": self.synchronize_batch_norm,
             "timeout_seconds": self._timeout_seconds,
             "heartbeat_seconds": self._heartbeat_seconds,
+            "runtime_options": self._runtime_options,
         }
 
 
@@ -138,6 +150,17 @@ def _membership(spec: object) -> cluster.Membership | None:
             "It must be a ClusterSpec(workers=[...], index=...) or None.",
         )
     return spec.membership()
+
+
+def _checked_options(options: Any) -> dict[str, Any]:
+    if options is None:
+        return {}
+    is_one = isinstance(options, Mapping)
+    if not is_one or not all(isinstance(name, str) for name in options):
+        raise errors.OptionValueError(
+            "runtime_options", options, ("a dict of keyword arguments", None)
+        )
+    return dict(options)
 
 
 def _check_seconds(name: str, value: object) -> None:

@@ -1,5 +1,6 @@
 """Every notebook runs from top to bottom and shows what it is there to show."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -37,19 +38,25 @@ def environment(folder):
     }
 
 
-@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
-def executed(request, tmp_path_factory):
-    """A notebook after it ran; an error in a cell is raised here."""
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    client = NotebookClient(
-        nbformat.read(request.param, as_version=4),
-        km=own_kernel(folder / "kernels"),
-        timeout=CELL_TIMEOUT_SECONDS,
-        resources={"metadata": {"path": str(folder)}},
-    )
-    # nbclient leaves the kernel of a manager that it did not make running, unless told.
-    client.execute(env=environment(folder), cleanup_kc=True)
-    return request.param.stem, client.nb
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """Gives a notebook, by name, after it ran; an error in a cell is raised."""
+
+    @functools.cache
+    def run(name):
+        folder = tmp_path_factory.mktemp(name)
+        client = NotebookClient(
+            nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4),
+            km=own_kernel(folder / "kernels"),
+            timeout=CELL_TIMEOUT_SECONDS,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        # nbclient leaves the kernel of a manager that it did not make running,
+        # unless told.
+        client.execute(env=environment(folder), cleanup_kc=True)
+        return client.nb
+
+    return run
 
 
 def outputs(notebook, kind):
@@ -65,19 +72,17 @@ def outputs(notebook, kind):
 
 
 def test_there_are_notebooks():
-    assert "01_mirrored" in [path.stem for path in NOTEBOOKS]
+    assert [path.stem for path in NOTEBOOKS] == ["01_mirrored", "02_multi_worker"]
 
 
-def test_notebook_runs_to_its_end(executed):
-    _, notebook = executed
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+@pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
+def test_notebook_runs_to_its_end(executed, name):
+    code = [cell for cell in executed(name).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
 def test_mirrored_notebook_shows_mesh_plot_and_comparison(executed):
-    name, notebook = executed
-    if name != "01_mirrored":
-        pytest.skip("another notebook")
+    notebook = executed("01_mirrored")
     (mesh,) = [text for text in outputs(notebook, "text/html") if "figure" in text]
     for device in range(4):
         assert f"cpu:{device}" in mesh
@@ -85,6 +90,17 @@ def test_mirrored_notebook_shows_mesh_plot_and_comparison(executed):
     printed = "".join(outputs(notebook, "stdout"))
     assert "largest weight difference" in printed
     assert "one device" in printed
+
+
+def test_multi_worker_notebook_shows_cluster_plot_comparison_and_failure(executed):
+    notebook = executed("02_multi_worker")
+    printed = "".join(outputs(notebook, "stdout"))
+    assert "worker 0 of 2" in printed and "worker 1 of 2" in printed
+    assert "replica axis: 4 devices" in printed
+    assert len(outputs(notebook, "image/png")) == 1
+    assert "one device" in printed and "largest weight difference" in printed
+    assert "worker 1 failed first" in printed and "in fail_on_worker_1" in printed
+    assert "FileNotFoundError: no such file: shard-1.npz" in printed
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

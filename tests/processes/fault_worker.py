@@ -71,6 +71,15 @@ def raises():
     fit(model(), callbacks=[At(1, raise_)])
 
 
+def raises_outside():
+    """Worker 1 raises between two calls of Keras."""
+    built = model()
+    fit(built, epochs=1)
+    if me == 1:
+        raise_(built)
+    fit(built, epochs=1)
+
+
 def stops_at_epoch():
     history = fit(model(), callbacks=[At(1, stop)])
     return {"epochs": len(history.epoch)}

@@ -1,5 +1,6 @@
 """Scripts for the launcher's tests: no framework, so that each start is quick."""
 
+import atexit
 import os
 import signal
 import subprocess
@@ -21,6 +22,20 @@ def fail():
     if rank == 1:
         raise ValueError("the first cause")
     time.sleep(0.2)
+    sys.exit(9)
+
+
+def fail_and_wait():
+    """Worker 1 raises and waits at its end, while worker 0 ends of it."""
+    import keras_mirror  # noqa: F401
+
+    if rank == 1:
+        atexit.register(time.sleep, 2)
+        open(sys.argv[2], "w").close()
+        raise ValueError("the first cause")
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+    time.sleep(0.3)
     sys.exit(9)
 
 

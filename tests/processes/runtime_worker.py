@@ -30,6 +30,11 @@ if sys.argv[2] == "adopted":
     found = {"other index": said(config | {"task": other})}
     more = {"worker": [*hosts, "127.0.0.1:1"]}
     found["other count"] = said(config | {"cluster": more})
+    options = {"shutdown_timeout_seconds": 5}
+    try:
+        km.MultiWorkerMirroredStrategy(runtime_options=options)
+    except km.errors.RuntimeOptionError as error:
+        found["option"] = str(error)
     for name in ("with TF_CONFIG", "without"):
         os.environ.pop("TF_CONFIG")
         if name == "with TF_CONFIG":

@@ -4,13 +4,18 @@ import random
 import sys
 
 import cluster
+import jax
 import keras
 import numpy as np
 import training
 
 import keras_mirror as km
 
-strategy = km.MultiWorkerMirroredStrategy()
+# Harmless without such devices, and seen in JAX' configuration.
+options = {"local_device_ids": [0]}
+strategy = km.MultiWorkerMirroredStrategy(runtime_options=options)
+assert jax.config.values["jax_cuda_visible_devices"] == "0"
+strategy = km.MultiWorkerMirroredStrategy(**strategy.get_config())  # the same again
 me = strategy.worker_index
 keras.utils.set_random_seed(100 + me)
 found = {}

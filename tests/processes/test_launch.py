@@ -82,6 +82,14 @@ def test_the_first_failure_is_the_cause(tmp_path):
     assert re.search(r"host \S+, pid \d+", cause)
 
 
+def test_what_raised_first_is_the_cause_though_another_ended_first(tmp_path):
+    done = launched("fail_and_wait", tmp_path / "raised")
+    assert done.returncode == 1
+    cause = done.stderr.partition("keras-mirror launch:")[2]
+    assert "worker 1 failed first" in cause and "exit code 1" in cause
+    assert "Traceback" in cause and "ValueError: the first cause" in cause
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_ends_the_others():
     start = time.monotonic()
     done = launched("be_killed")

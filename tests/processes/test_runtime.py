@@ -1,31 +1,23 @@
 """JAX's runtime was initialized, or JAX was used, before the strategy is made."""
 
 import cluster
-import pytest
 import training
 from parity import assert_same
 
 
-@pytest.fixture(scope="module")
-def adopted(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adopted")
-    return cluster.results(
-        "runtime_worker.py", folder, workers=2, devices=2, arguments=("adopted",)
+def test_a_runtime_of_ones_own_is_adopted_and_no_other_cluster(tmp_path):
+    found = cluster.results(
+        "runtime_worker.py", tmp_path, workers=2, devices=2, arguments=("adopted",)
     )
-
-
-@pytest.mark.parametrize("name", ["with TF_CONFIG", "without"])
-def test_a_runtime_of_ones_own_is_adopted(adopted, name):
-    assert_same("worker", adopted[1][name], adopted[0][name], 0)
-    assert_same("workers", adopted[0][name], training.run("data: arrays"))
-
-
-def test_a_cluster_that_is_not_the_runtimes_is_refused(adopted):
-    for me, found in enumerate(adopted):
+    want = training.run("data: arrays")
+    for me, worker in enumerate(found):
+        for name in ("with TF_CONFIG", "without"):
+            assert_same(name, worker[name], want)
+        assert "has joined its cluster already" in worker["option"]
         is_now = f"This process is worker {me} of 2 already"
-        assert is_now in found["other index"] and is_now in found["other count"]
-        assert f"worker {1 - me} of 2 (by TF_CONFIG)" in found["other index"]
-        assert f"worker {me} of 3 (by TF_CONFIG)" in found["other count"]
+        assert is_now in worker["other index"] and is_now in worker["other count"]
+        assert f"worker {1 - me} of 2 (by TF_CONFIG)" in worker["other index"]
+        assert f"worker {me} of 3 (by TF_CONFIG)" in worker["other count"]
 
 
 def test_jax_that_was_used_before_is_said_on_every_worker(tmp_path):

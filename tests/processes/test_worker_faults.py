@@ -55,8 +55,9 @@ def test_a_killed_worker_ends_the_other(start, victim):
     assert time.monotonic() - begin < 40
 
 
-def test_an_error_on_one_worker_is_named_on_the_other(start):
-    workers = start("raises")
+@pytest.mark.parametrize("where", ["raises", "raises_outside"])
+def test_an_error_on_one_worker_is_named_on_the_other(start, where):
+    workers = start(where)
     assert_all_fail(workers)
     assert "worker 1 has failed" in workers.log(0), workers.logs()
     assert "ValueError: the disk is full" in workers.log(0)

@@ -21,6 +21,12 @@ def mlp():
     )
 
 
+def functional():
+    """Keras reads an Orbax checkpoint by path; a Sequential's paths change."""
+    inputs = keras.Input((6,))
+    return keras.Model(inputs, layers.Dense(1)(layers.Dense(8, "tanh")(inputs)))
+
+
 def compiled(model, **more):
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(optimizer, "mse", metrics=["mae", "root_mean_squared_error"], **more)

@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import pytest
 
 import keras_mirror as km
 from keras_mirror import cluster, errors
+from keras_mirror._jax import compat
 
 HOSTS = ["10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000"]
 
@@ -162,6 +164,9 @@ def test_a_cluster_spec_names_its_members():
         ({"timeout_seconds": 0}, errors.OptionValueError),
         ({"heartbeat_seconds": True}, errors.OptionValueError),
         ({"view": "both"}, errors.OptionValueError),
+        ({"runtime_options": "mtls_cert_file"}, errors.OptionValueError),
+        ({"runtime_options": {"no_such_option": 1}}, errors.RuntimeOptionError),
+        ({"runtime_options": {"process_id": 1}}, errors.RuntimeOptionError),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_joined(options, error):
@@ -169,9 +174,45 @@ def test_wrong_options_are_refused_before_anything_is_joined(options, error):
         km.MultiWorkerMirroredStrategy(**options)
 
 
-def test_jax_that_was_used_before_is_said():
-    import jax
+MTLS = {"mtls_cert_file": "a.pem", "mtls_key_file": "a.key", "mtls_ca_file": "ca.pem"}
 
+
+def test_options_that_this_jax_lacks_are_named_with_its_version(monkeypatch):
+    def initialize(coordinator_address, coordinator_bind_address=None):
+        raise AssertionError("it is not reached")
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    with pytest.raises(errors.RuntimeOptionError) as caught:
+        km.MultiWorkerMirroredStrategy(runtime_options=MTLS)
+    said = str(caught.value)
+    assert f"Received: 'mtls_cert_file' with JAX {jax.__version__}" in said
+    assert "It has coordinator_bind_address. (JAX 0.12 and newer" in said
+
+
+def test_options_of_a_newer_jax_arrive(monkeypatch):
+    """A function in the place of one that the installed JAX may not have."""
+    got = {}
+
+    def initialize(*, mtls_cert_file=None, mtls_key_file, mtls_ca_file, **more):
+        got.update(more, mtls=[mtls_cert_file, mtls_key_file, mtls_ca_file])
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+    compat.check_runtime_options(MTLS)
+    own = {"coordinator_bind_address": "0.0.0.0:9000"}
+    compat.initialize(km.ClusterSpec(HOSTS, 0).membership(), 5, 7, MTLS | own)
+    assert got["mtls"] == list(MTLS.values())
+    assert got["coordinator_bind_address"] == "0.0.0.0:9000"
+    assert (got["coordinator_address"], got["process_id"]) == (HOSTS[0], 0)
+
+
+def test_the_coordinator_listens_at_its_own_address_alone(monkeypatch):
+    got = {}
+    monkeypatch.setattr("jax.distributed.initialize", lambda **all_: got.update(all_))
+    compat.initialize(km.ClusterSpec(HOSTS, 0).membership(), 5, 7, {})
+    assert got["coordinator_bind_address"] == HOSTS[0]
+
+
+def test_jax_that_was_used_before_is_said():
     jax.devices()
     with pytest.raises(errors.ClusterStartError, match="at the top of the program"):
         km.MultiWorkerMirroredStrategy(km.ClusterSpec(["127.0.0.1:1", "b:1"], 0))

@@ -147,7 +147,8 @@ def test_devices_are_named_as_keras_names_them(capsys):
     devices = json.loads(capsys.readouterr().out)["devices"]
     assert [d["name"] for d in devices] == keras.distribution.list_devices()
     assert {d["platform"] for d in devices} == {"cpu"}
-    assert all(set(d) == {"name", "platform", "kind", "memory_bytes"} for d in devices)
+    fields = {"name", "platform", "kind", "memory_bytes", "worker"}
+    assert all(set(d) == fields for d in devices)
     assert main(["devices"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "platform", "kind", "memory"]
