@@ -122,7 +122,11 @@ class StepFunction:
         """How batches are taken where other processes have a part of the mesh."""
         if not self._spans:
             return None
-        return WorkerBatches(self._mesh, what)
+        return WorkerBatches(self._mesh, what, self._trained())
+
+    def _trained(self) -> Any:
+        """The model where the step trains it, else None."""
+        return None
 
     def part(self, iterator: Any) -> Part | None:
         """How a worker's batches are part of the global ones; None: they are those."""
@@ -181,6 +185,9 @@ class TrainFunction(StepFunction):
         self._reasons: dict[Any, str | None] = {}
         # How many batches were trained in each view.
         self.views = collections.Counter[str]()
+
+    def _trained(self) -> Any:
+        return self._model
 
     @property
     def replica_jit(self) -> Any:
