@@ -101,6 +101,7 @@ class _ThreadState(threading.local):
 
 _thread = _ThreadState()
 _bindings: "weakref.WeakKeyDictionary[Any, Binding]" = weakref.WeakKeyDictionary()
+_held_stops: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _global_strategy: list[Any] = [None]
 _internals: list[KerasInternals] = []
 
@@ -157,6 +158,18 @@ def running(strategy: Any) -> contextlib.AbstractContextManager[None]:
 def has_many_workers(distribution: Any) -> bool:
     """Whether a strategy spans processes; not so None and `keras.distribution`'s."""
     return getattr(distribution, "num_workers", 1) > 1
+
+
+def hold_stop(model: Any) -> None:
+    """Keeps that a callback has stopped `model`, until all workers know of it."""
+    _held_stops.add(model)
+
+
+def take_held_stop(model: Any) -> bool:
+    """Whether a stop was held, which then is no more."""
+    was_held = model in _held_stops
+    _held_stops.discard(model)
+    return was_held
 
 
 def running_strategy() -> Any:

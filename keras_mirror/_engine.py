@@ -31,6 +31,10 @@ class StepReport:
     text: str
 
 
+class TrainingStopped(Exception):
+    """A worker wants to stop: raised on all before the same step."""
+
+
 @dataclass(frozen=True)
 class Part:
     """How a worker's batches are part of the global ones.
@@ -40,6 +44,8 @@ class Part:
             not those of all.
         shares_order: Whether the parts make one batch only where all workers go
             through the batches in one order.
+        checksum: Of the whole batch of which the last part was; equal on all workers
+            that go through the batches alike. None where that cannot be told.
         may_run_out: Whether a worker that has no more batches takes part with no
             rows until none has any.
         example: With `may_run_out`, a batch of zeros, for a worker that has none.
@@ -47,6 +53,7 @@ class Part:
 
     keeps_rows: bool = False
     shares_order: bool = False
+    checksum: Callable[[], int] | None = None
     may_run_out: bool = False
     example: Any = None
 

@@ -85,6 +85,16 @@ def _going_on(original: Callable[..., Any]) -> Callable[..., Any]:
     return enumerate_iterator
 
 
+def _catch_stop(original: Callable[..., Any]) -> Callable[..., Any]:
+    @contextlib.contextmanager
+    @functools.wraps(original)
+    def catch_stop_iteration(self: Any) -> Iterator[None]:
+        with contextlib.suppress(_engine.TrainingStopped), original(self):
+            yield
+
+    return catch_stop_iteration
+
+
 def _share_order(adapter: Any) -> None:
     """Lets workers begin each epoch with the chief's random state.
 
@@ -258,6 +268,12 @@ def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (keras.Model, "__call__", _eager_call, "`model(x)` on arrays elsewhere"),
         (trainer.JAXEpochIterator, "_get_iterator", _get_iterator, "placing batches"),
         (trainer.JAXEpochIterator, "_enumerate_iterator", _going_on, "see `backup`"),
+        (
+            trainer.JAXEpochIterator,
+            "catch_stop_iteration",
+            _catch_stop,
+            "workers stop before the same step",
+        ),
         (trainer, "_distribute_data", _distribute_data, "no batch whole on a device"),
     ]
     cls = trainer.JAXTrainer

@@ -313,6 +313,21 @@ class AloneWarning(UserWarning):
         )
 
 
+class DifferentBatchesWarning(UserWarning):
+    """Workers that take their rows of batches with different contents."""
+
+    def __init__(self, workers: Sequence[int]):
+        names = ", ".join(f"worker {index}" for index in workers)
+        super().__init__(
+            "Each worker computes its rows of one global batch, so all must have the "
+            "same batches in the same order. Received: batches of the same shapes with "
+            f"other contents on {names} than on the chief. Training goes on, but in an "
+            "epoch some rows count more than once and others never. Let all shuffle "
+            "alike (keras.utils.set_random_seed at the top of the program, or a seed "
+            'for the shuffle), or give each worker its own rows with auto_shard="off".'
+        )
+
+
 class WorkerFailedError(KerasMirrorError, RuntimeError):
     """Another worker raised an error; this one stops with it."""
 

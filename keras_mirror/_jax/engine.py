@@ -22,6 +22,7 @@ from keras_mirror._jax import (
     run,
     state,
     steps,
+    worker_batches,
 )
 
 
@@ -80,7 +81,11 @@ class JaxEngine:
         return batch.place_inputs(inputs, strategy.mesh)
 
     def call_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
-        return compat.own_mesh(strategy.mesh)
+        stack = contextlib.ExitStack()
+        stack.enter_context(compat.own_mesh(strategy.mesh))
+        if mesh.spans_processes(strategy.mesh):
+            stack.enter_context(worker_batches.warning_once())
+        return stack
 
     def bring_home(self, model: Any) -> bool:
         return state.bring_home(state.model_variables(model))

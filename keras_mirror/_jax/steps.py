@@ -38,9 +38,6 @@ class StepFunction:
         step: The step in the global view, a `global_view.Step`.
     """
 
-    # Whether workers that were asked to leave do so between two of these steps.
-    may_leave = False
-
     def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
         self.strategy = strategy
         self._model = model
@@ -125,7 +122,11 @@ class StepFunction:
         """How batches are taken where other processes have a part of the mesh."""
         if not self._spans:
             return None
-        return WorkerBatches(self._mesh, what, may_leave=self.may_leave)
+        return WorkerBatches(self._mesh, what, self._trained())
+
+    def _trained(self) -> Any:
+        """The model where the step trains it, else None."""
+        return None
 
     def part(self, iterator: Any) -> Part | None:
         """How a worker's batches are part of the global ones; None: they are those."""
@@ -173,8 +174,6 @@ class PredictFunction(StepFunction):
 class TrainFunction(StepFunction):
     """The train step: the one that has two views."""
 
-    may_leave = True
-
     def __init__(self, model: Any, strategy: Any, reduction: str):
         super().__init__(
             model,
@@ -186,6 +185,9 @@ class TrainFunction(StepFunction):
         self._reasons: dict[Any, str | None] = {}
         # How many batches were trained in each view.
         self.views = collections.Counter[str]()
+
+    def _trained(self) -> Any:
+        return self._model
 
     @property
     def replica_jit(self) -> Any:

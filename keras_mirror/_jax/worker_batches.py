@@ -4,7 +4,10 @@ Every worker walks its own copy of the data. Before a step they tell each other 
 they have, so that nobody enters a step alone: it would wait there for ever.
 """
 
-from collections.abc import Callable
+import contextlib
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,8 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
-from keras_mirror import errors
-from keras_mirror._engine import Part
+from keras_mirror import _context, errors
+from keras_mirror._engine import Part, TrainingStopped
 from keras_mirror._jax import processes
 from keras_mirror._jax.batch import StepBatch, flatten, prepare
 from keras_mirror._jax.mesh import at_home, by_rows
@@ -34,19 +37,43 @@ def _rows(shapes: Any) -> str:
     return f"{rows.pop()} rows" if len(rows) == 1 else str(shapes)
 
 
+# A checksum looks at no more numbers of a row.
+_MOST_NUMBERS = 64
+# What was warned of already in the outermost call of a model that is under way.
+_warned: list[set[type[Warning]]] = []
+
+
+@contextlib.contextmanager
+def warning_once() -> Iterator[None]:
+    """Inside, nothing is warned of twice; the outermost one counts."""
+    _warned.append(_warned[-1] if _warned else set())
+    try:
+        yield
+    finally:
+        _warned.pop()
+
+
+def _warn(warning: Warning) -> None:
+    said = _warned[-1] if _warned else set()
+    if type(warning) not in said:
+        said.add(type(warning))
+        warnings.warn(warning, stacklevel=2)
+
+
 class WorkerBatches:
     """Takes batches together with the other workers.
 
     Args:
         mesh: The mesh over all workers.
         what: What the batches are for; workers must agree on it.
-        may_leave: Whether workers that were asked to leave do so here.
+        trained: The model that they train, where there is one: workers may leave
+            or stop between two of its steps.
     """
 
-    def __init__(self, mesh: Mesh, what: str, *, may_leave: bool):
+    def __init__(self, mesh: Mesh, what: str, trained: Any = None):
         self._mesh = mesh
         self._what = what
-        self._may_leave = may_leave
+        self._trained = trained
 
     def take(
         self, take: Callable[[], Any], part: Part | None, *, is_first: bool
@@ -61,6 +88,7 @@ class WorkerBatches:
 
         Raises:
             StopIteration: No worker has one.
+            TrainingStopped: A worker wants to stop; on every worker.
             PreemptedExit: A worker was asked to leave; on every worker.
             WorkersDifferError: On every worker, where they do not fit together.
         """
@@ -70,29 +98,36 @@ class WorkerBatches:
                 data = take()
             except StopIteration:
                 data = None
-            batch = self._meet(data, part, may_leave=self._may_leave and is_first)
+            may_leave = self._trained is not None and is_first
+            batch = self._meet(data, part, may_leave=may_leave)
         return batch
 
     def _meet(self, data: Any, part: Part | None, *, may_leave: bool) -> Any:
         """One global batch; None where it would have no rows."""
         what = self._what if part is None else f"a part of {self._what}"
         shapes = None if data is None else _shapes(data)
-        told = processes.exchange([shapes, is_asked_to_leave()], what)
-        found = [value for value, _ in told]
+        mine = [shapes, _checksum(data, part), is_asked_to_leave(), self._wants_stop()]
+        found, sums, leave, stop = zip(*processes.exchange(mine, what), strict=True)
+        if any(stop):
+            self._trained.stop_training = True
+            raise TrainingStopped
         if all(value is None for value in found):
             raise StopIteration
-        leaving = [index for index, (_, leaves) in enumerate(told) if leaves]
-        if leaving and may_leave:
-            raise errors.PreemptedExit(leaving)
-        if part is not None:
-            return self._joined(data, found, part)
-        if any(value != found[0] for value in found):
+        if any(leave) and may_leave:
+            raise errors.PreemptedExit([i for i, leaves in enumerate(leave) if leaves])
+        if part is None and any(value != found[0] for value in found):
             raise errors.WorkersDifferError(
                 "batches", [_rows(value) for value in found]
             )
-        return data
+        others = [index for index, value in enumerate(sums) if value != sums[0]]
+        if others and None not in found:
+            _warn(errors.DifferentBatchesWarning(others))
+        return data if part is None else self._joined(data, found, part)
 
-    def _joined(self, data: Any, found: list[Any], part: Part) -> StepBatch | None:
+    def _wants_stop(self) -> bool:
+        return self._trained is not None and _context.take_held_stop(self._trained)
+
+    def _joined(self, data: Any, found: Sequence[Any], part: Part) -> StepBatch | None:
         """The workers' parts, one after the other, as one batch."""
         if part.may_run_out:
             kinds = next(value for value in found if value is not None)
@@ -127,7 +162,23 @@ class WorkerBatches:
         )
 
 
-def _fit_together(found: list[Any]) -> bool:
+def _checksum(data: Any, part: Part | None) -> int:
+    """Of a few numbers of each array's first and last row: shuffles show in them."""
+    if data is None:
+        return 0
+    if part is not None:
+        return 0 if part.checksum is None else part.checksum()
+    found = 0
+    for leaf in flatten(data)[0]:
+        if isinstance(leaf, np.ndarray) and leaf.size and not leaf.dtype.hasobject:
+            for row in (leaf[:1], leaf[-1:]) if leaf.ndim else (leaf,):
+                values = row.ravel()
+                some = values[:: -(-values.size // _MOST_NUMBERS)]
+                found = zlib.crc32(some.tobytes(), found)
+    return found
+
+
+def _fit_together(found: Sequence[Any]) -> bool:
     """Whether parts of these shapes make one batch."""
     if any(value is None for value in found):
         return False

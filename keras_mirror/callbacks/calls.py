@@ -36,18 +36,18 @@ def heard_or_spared(name: str) -> Callable[[Any], Any]:
             if not spared:
                 original(self, batch, logs)
             if name == "on_train_batch_end" and getattr(self, "_km_agrees", False):
-                _agree_to_stop(self, "the end of a batch")
+                _hold_stop(self.model)
 
         return call
 
     return wrap
 
 
-def _agree_to_stop(callback_list: Any, what: str) -> None:
-    """What one worker's callback has stopped stops on all, after the same step."""
-    model = callback_list.model
-    wants = bool(model.stop_training)
-    model.stop_training = _engine.load().any_worker(wants, what)
+def _hold_stop(model: Any) -> None:
+    """Before the next step the workers tell each other that one wants to stop."""
+    if model.stop_training:
+        model.stop_training = False
+        _context.hold_stop(model)
 
 
 def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,6 +59,7 @@ def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
         if _context.has_many_workers(_context.running_strategy()):
             # Callbacks on a thread of their own cannot stop a certain step.
             may_stop = not self._async_train
+            _context.take_held_stop(self.model)
             self._km_agrees = _engine.load().any_worker(may_stop, "the start of fit")
 
     return on_train_begin
@@ -71,6 +72,9 @@ def agreeing_at_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> None:
         original(self, epoch, logs)
         if _context.has_many_workers(_context.running_strategy()):
-            _agree_to_stop(self, "the end of an epoch")
+            wants = _context.take_held_stop(self.model) or self.model.stop_training
+            self.model.stop_training = _engine.load().any_worker(
+                bool(wants), "the end of an epoch"
+            )
 
     return on_epoch_end

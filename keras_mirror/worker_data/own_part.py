@@ -29,5 +29,7 @@ def own_part(data: Any, strategy: Any) -> tuple[Any, Part | None]:
     if py_dataset.has_parts(data):
         return py_dataset.OwnRows(data, me, count), Part(shares_order=True)
     if torch_loader.has_parts(data):
-        return torch_loader.own_rows(data, me, count), Part(shares_order=True)
+        loader = torch_loader.own_rows(data, me, count)
+        checksum = lambda: loader.batch_checksum  # noqa: E731
+        return loader, Part(shares_order=True, checksum=checksum)
     return data, None

@@ -4,6 +4,7 @@ import pathlib
 import random
 import tempfile
 import traceback
+import warnings
 
 import keras
 import numpy as np
@@ -11,6 +12,7 @@ import training
 from training import X, Y
 
 import keras_mirror as km
+from keras_mirror import errors
 
 
 class Parted(keras.utils.PyDataset):
@@ -208,11 +210,23 @@ def parted(fresh):
     return found
 
 
+def warned(model, seed):
+    """How often a fit of two epochs, with validation, warns of other batches."""
+    keras.utils.set_random_seed(seed)
+    data = training.tf_data().unbatch().shuffle(26).batch(training.BATCH)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        options = {"shuffle": False, "epochs": 2, "verbose": 0}
+        model.fit(data, validation_data=data, **options)
+    return [w.category for w in caught].count(errors.DifferentBatchesWarning)
+
+
 def on_worker(worker):
     """Every program on this worker."""
     fresh = Fresh()
     set_seeds(20 + worker)
     found = parted(fresh)
+    found["warned"] = [_attempted(warned, fresh(), seed) for seed in (worker, 3)]
     km.set_strategy(km.MultiWorkerMirroredStrategy(auto_shard="file"))
     fresh = Fresh()
     for name, (counts, data, _) in FILES.items():

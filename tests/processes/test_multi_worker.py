@@ -90,3 +90,8 @@ def test_workers_that_read_their_part_match_one_device(name, two_by_two, one_dev
     mine, others = (set(result[f"rows read: {name}"]) for result in two_by_two)
     assert len(mine) <= len(others) and not mine & others
     assert mine | others == set(one_device[f"rows read: {name}"])
+
+
+def test_workers_that_shuffle_apart_are_warned_once_a_fit(two_by_two):
+    for result in two_by_two:
+        assert result["warned"] == [1, 0], result["warned"]  # seeded apart, alike
