@@ -1,5 +1,6 @@
 """What a compiled train step sends between devices, counted from its program."""
 
+import math
 import re
 from typing import Any
 
@@ -23,9 +24,10 @@ _SENT = {
     "collective-broadcast": lambda n: 1,
 }
 _BITS = re.compile(r"\d+")
-# {{0,1},{2,3}} or [2,2]<=[4]: groups of two.
+# {{0,1},{2,3}}, [2,2]<=[4] or mesh['a'=2,'b'=2] {'b'}: groups of two.
 _GROUPS = re.compile(
-    r"replica_groups=(\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\]<=)"
+    r"replica_groups=(\{\{(?P<first>[\d,]+)\}|\[\d+,(?P<size>\d+)\]<="
+    r"|mesh\[(?P<mesh>.*?)\] \{(?P<axes>.*?)\})"
 )
 
 
@@ -62,6 +64,9 @@ def _group_size(line: str) -> int | None:
     found = _GROUPS.search(line)
     if found is None:
         return None
+    if found["mesh"]:
+        sizes = dict(part.split("=") for part in found["mesh"].split(","))
+        return math.prod(int(sizes[axis]) for axis in found["axes"].split(","))
     return int(found["size"] or len(found["first"].split(",")))
 
 

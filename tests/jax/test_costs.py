@@ -168,6 +168,14 @@ def test_collectives_are_counted_from_the_program():
     assert report.count(program, 4) == (2, round(sent))
 
 
+@pytest.mark.parametrize(
+    "groups", ["{{0,1},{2,3}}", "[2,2]<=[4]", "mesh['a'=2,'b'=2] {'b'}"]
+)
+def test_bytes_are_those_of_the_groups_that_reduce(groups):
+    program = f"%a = f32[8]{{0}} all-reduce(%x), replica_groups={groups}, to_apply=%f\n"
+    assert report.count(program, 4) == (1, 8 * 4)
+
+
 def test_an_accelerator_gets_the_next_batch_ahead_of_the_step(monkeypatch):
     asked = []
 

@@ -8,6 +8,7 @@ import pytest
 from parity import assert_same, mirrored
 
 import keras_mirror as km
+from keras_mirror import errors
 
 X = np.arange(24, dtype="float32").reshape(8, 3)
 
@@ -285,3 +286,23 @@ def test_wrong_arguments_are_refused(name):
     with pytest.raises(error, match=text) as caught:
         call(strategy, scalars)
     assert "Received" in str(caught.value)
+
+
+def test_a_lone_worker_has_a_mesh_of_workers_and_devices():
+    with pytest.warns(errors.AloneWarning):
+        strategy = km.MultiWorkerMirroredStrategy()
+    assert dict(strategy.mesh.shape) == {"worker": 1, "device": 4}
+    x = np.arange(8, dtype="float32")
+
+    def step(rows):
+        here = km.replica_context()
+        assert rows.shape == (2,) and here.axis_name == ("worker", "device")
+        return jax.lax.psum(rows.sum(), here.axis_name), rows, here.replica_id
+
+    (batch,) = strategy.distribute_dataset([x])
+    total, rows, replica = strategy.run(step, (batch,))
+    assert [float(v) for v in total.values] == [28] * 4
+    assert [int(v) for v in replica.values] == [0, 1, 2, 3]
+    np.testing.assert_array_equal(strategy.gather(rows, axis=0), x)
+    doubled = strategy.run(step, (jax.jit(lambda a: 2 * a)(batch),))[1]
+    np.testing.assert_array_equal(strategy.gather(doubled, axis=0), 2 * x)
