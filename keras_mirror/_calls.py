@@ -74,8 +74,12 @@ def _recover(
     if isinstance(error, errors.PreemptedExit):
         print(f"keras_mirror: {error.message}", file=sys.stderr, flush=True)
         callbacks.save_before_leaving(used_callbacks)
-    if _context.has_many_workers(target) and not isinstance(error, theirs):
+    is_own = not isinstance(error, theirs) and not hasattr(error, "_km_told")
+    if _context.has_many_workers(target) and is_own:
         _engine.load().tell_failure(error)
+        # Once: an `evaluate` within a `fit` is a call as well.
+        with contextlib.suppress(AttributeError):
+            error._km_told = True  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,6 +97,7 @@ def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
         target = binding_target(self)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_during_call(target))
+            stack.enter_context(_context.calling(original.__name__, self))
             several = _context.has_many_workers(target)
             if original.__name__ == "fit":
                 begin_fit(self, target)

@@ -96,11 +96,12 @@ class _ThreadState(threading.local):
         self.eager: list[Any] = []
         self.replicas: list[ReplicaContext | None] = []
         self.hooks: list[TraceHooks | None] = []
-        self.skipped = 0
+        self.calls: list[tuple[str, Any]] = []
 
 
 _thread = _ThreadState()
 _bindings: "weakref.WeakKeyDictionary[Any, Binding]" = weakref.WeakKeyDictionary()
+_skipped: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
 _held_stops: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _global_strategy: list[Any] = [None]
 _internals: list[KerasInternals] = []
@@ -177,15 +178,25 @@ def running_strategy() -> Any:
     return _thread.running[-1] if _thread.running else None
 
 
-def skip_batches(count: int) -> None:
-    """The next epoch leaves out so many batches: they were trained on before."""
-    _thread.skipped = count
+def calling(name: str, model: Any) -> contextlib.AbstractContextManager[None]:
+    """Marks that a call of a model, such as "fit", is under way."""
+    return _pushed(_thread.calls, (name, model))
 
 
-def batches_to_skip() -> int:
+def fitted_model() -> Any | None:
+    """The model that the innermost call of this thread fits; None where it does not."""
+    name, model = _thread.calls[-1] if _thread.calls else ("", None)
+    return model if name == "fit" else None
+
+
+def skip_batches(model: Any, count: int) -> None:
+    """The model's next epoch leaves out so many batches, trained on before."""
+    _skipped[model] = count
+
+
+def batches_to_skip(model: Any) -> int:
     """What `skip_batches` was told, once."""
-    count, _thread.skipped = _thread.skipped, 0
-    return count
+    return _skipped.pop(model, 0)
 
 
 def eager_call(model: Any) -> contextlib.AbstractContextManager[None]:

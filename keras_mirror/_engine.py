@@ -88,12 +88,8 @@ class Engine(Protocol):
         """Gives every worker the chief's state of the random generators."""
         ...
 
-    def any_worker(self, claim: bool, what: str) -> bool:
-        """Whether the claim holds on any worker; all must ask, in the same order."""
-        ...
-
-    def chief_says(self, value: Any, what: str) -> Any:
-        """The chief's value, which JSON can hold; all must ask, in the same order."""
+    def exchange(self, value: Any, what: str) -> list[Any]:
+        """Every worker's value, which JSON can hold; all must ask, in one order."""
         ...
 
     def tell_failure(self, error: BaseException) -> None:

@@ -74,13 +74,24 @@ def _going_on(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def enumerate_iterator(self: Any) -> Iterator[Any]:
-        skipped = _context.batches_to_skip()
+        model = _context.fitted_model()
+        skipped = _context.batches_to_skip(model) if model is not None else 0
+        if model is None or not skipped:
+            yield from original(self)
+            return
+        model.train_function.step.is_resumed = True
+        left_out = None
         for begin, end, iterator in original(self):
             if end < skipped:
                 for _ in range(begin, end + 1):
                     next(iterator, None)
+                left_out = begin, end
             else:
+                left_out = None
                 yield begin, end, iterator
+        if left_out is not None:
+            # Keras cannot end an epoch without a step.
+            yield *left_out, iter(())
 
     return enumerate_iterator
 
@@ -224,6 +235,12 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
             "on_train_begin",
             callbacks.agreeing_from_start,
             "whether workers agree to stop",
+        ),
+        (
+            CallbackList,
+            "on_epoch_begin",
+            callbacks.agreeing_at_epoch_begin,
+            "workers agree on the learning rate",
         ),
         (
             CallbackList,

@@ -1,6 +1,7 @@
 """Where random numbers come from: Keras' seed variables and the host's generators."""
 
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,20 @@ def is_seed(variable: Any) -> bool:
 
 
 def host_state() -> dict[str, Any]:
-    """The state of `random` and `numpy.random`, as JSON can hold it.
+    """The state of `random`, `numpy.random` and, where loaded, torch, for JSON.
 
-    Keras draws from them the order in which a fit takes its rows.
+    Keras draws from the first two the order in which a fit takes its rows, a
+    DataLoader from the third.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     words = [int(key) for key in np.asarray(keys)]
     numpy = [name, words, int(position), int(has_gauss), float(gauss)]
     version, numbers, gauss_next = random.getstate()
-    return {"numpy": numpy, "python": [version, list(numbers), gauss_next]}
+    found = {"numpy": numpy, "python": [version, list(numbers), gauss_next]}
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["torch"] = torch.get_rng_state().tolist()
+    return found
 
 
 def set_host_state(state: dict[str, Any]) -> None:
@@ -33,3 +39,6 @@ def set_host_state(state: dict[str, Any]) -> None:
     np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
     version, numbers, gauss_next = state["python"]
     random.setstate((version, tuple(numbers), gauss_next))
+    torch = sys.modules.get("torch")
+    if torch is not None and "torch" in state:
+        torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))

@@ -55,11 +55,8 @@ class JaxEngine:
     def share_random_state(self) -> None:
         processes.share_random_state()
 
-    def any_worker(self, claim: bool, what: str) -> bool:
-        return any(processes.exchange(claim, what))
-
-    def chief_says(self, value: Any, what: str) -> Any:
-        return processes.exchange(value, what)[0]
+    def exchange(self, value: Any, what: str) -> list[Any]:
+        return processes.exchange(value, what)
 
     def tell_failure(self, error: BaseException) -> None:
         processes.tell_failure(error)

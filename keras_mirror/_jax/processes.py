@@ -4,18 +4,17 @@ import contextlib
 import functools
 import itertools
 import json
-import random
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from keras_mirror import errors
+from keras_mirror import _seeds, errors
 from keras_mirror._jax import chief_watch, compat
 from keras_mirror.cluster.rendezvous import meet
 
@@ -209,6 +208,40 @@ def _tell_uncaught() -> None:
     sys.excepthook = hook
 
 
+def gather(array: np.ndarray) -> np.ndarray:
+    """Every worker's array on every worker: [...] -> [workers, ...].
+
+    Args:
+        array: The same shape and dtype on every worker.
+    """
+    return _over_workers(array, _all)
+
+
+def _all(values: jax.Array) -> jax.Array:
+    return values
+
+
+def _chiefs(values: jax.Array) -> jax.Array:
+    return values[0]
+
+
+def _over_workers(
+    array: np.ndarray, function: Callable[[jax.Array], jax.Array]
+) -> np.ndarray:
+    # JAX's own multihost_utils asks for as many devices in each process.
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    chosen = np.array([first[index] for index in sorted(first)], dtype=object)
+    mesh = Mesh(chosen, ("worker",), axis_types=(AxisType.Auto,))
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    values = jax.make_array_from_process_local_data(
+        NamedSharding(mesh, PartitionSpec("worker")),
+        array[None].astype(dtype, copy=False),
+        (len(chosen), *array.shape),
+    )
+    found = jax.jit(function, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return np.asarray(found(values).addressable_data(0))
+
+
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The chief's values of these arrays, on every worker.
 
@@ -221,8 +254,7 @@ def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
         raise errors.WorkersDifferError("variables", kinds)
     parts = [np.ascontiguousarray(array).view(np.uint8).ravel() for array in arrays]
     sent = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-    received = np.asarray(multihost_utils.broadcast_one_to_all(sent))
-    received = received.astype(np.uint8)
+    received = _over_workers(sent, _chiefs)
     found, start = [], 0
     for array, part in zip(arrays, parts, strict=True):
         piece = received[start : start + part.size]
@@ -232,29 +264,9 @@ def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def share_random_state() -> None:
-    """Gives every worker the chief's state of `random`, `numpy.random` and torch's.
+    """Gives every worker the chief's state of the host's random generators.
 
-    Keras draws from the first two the order in which a fit takes its rows, a
-    DataLoader from the third; of that where every worker has loaded torch.
+    Keras and torch draw from them the order in which a fit takes its rows.
     """
-    torch = sys.modules.get("torch")
-    if all(exchange(torch is not None, "the state of random generators")):
-        _share_torch_state(torch)
-    python = random.getstate()
-    name, keys, *rest = np.random.get_state()
-    position, has_gauss, gauss = rest
-    keys, numbers, gauss = from_chief(
-        [
-            np.asarray(keys, np.uint32),
-            np.asarray([position, has_gauss, *python[1]], np.int64),
-            np.asarray([gauss], np.float64),
-        ]
-    )
-    position, has_gauss, *words = (int(number) for number in numbers)
-    np.random.set_state((str(name), keys, position, has_gauss, float(gauss[0])))
-    random.setstate((python[0], tuple(words), None))
-
-
-def _share_torch_state(torch: Any) -> None:
-    (state,) = from_chief([torch.get_rng_state().numpy()])
-    torch.set_rng_state(torch.from_numpy(state.copy()))
+    own = _seeds.host_state() if jax.process_index() == 0 else None
+    _seeds.set_host_state(exchange(own, "the state of random generators")[0])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part
@@ -45,6 +46,8 @@ class StepFunction:
         # The newest state: what a call that is broken off leaves to the model.
         self.latest: PlacedState | None = None
         self._spans = spans_processes(self._mesh)
+        # Whether the epoch's earlier batches were trained on before a restart.
+        self.is_resumed = False
         self._in_flight: collections.deque[Any] | None = None
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             self._in_flight = collections.deque()
@@ -128,6 +131,10 @@ class StepFunction:
         """The model where the step trains it, else None."""
         return None
 
+    def logs_so_far(self, state: Any) -> Any:
+        """What to log without a step."""
+        raise NotImplementedError
+
     def part(self, iterator: Any) -> Part | None:
         """How a worker's batches are part of the global ones; None: they are those."""
         if isinstance(iterator, Batches):
@@ -188,6 +195,12 @@ class TrainFunction(StepFunction):
 
     def _trained(self) -> Any:
         return self._model
+
+    def logs_so_far(self, state: Any) -> Any:
+        """What an epoch logs in which all batches were trained on before."""
+        pairs = zip(self._model.metrics_variables, state[3], strict=True)
+        with keras.StatelessScope(state_mapping=list(pairs)):
+            return self._model.get_metrics_result()
 
     @property
     def replica_jit(self) -> Any:
@@ -305,10 +318,15 @@ def over_iterator(
                 else:
                     data = together.take(take, part, is_first=number == 0)
             except BaseException as error:
-                if found and isinstance(error, StopIteration):
+                is_end = isinstance(error, StopIteration)
+                if found and is_end:
                     break
+                if step.is_resumed and is_end:
+                    step.is_resumed = False
+                    return step.logs_so_far(state), state
                 step.give_back(state)
                 raise
+            step.is_resumed = False
             outputs, state = step(state, data)
             found.append(outputs)
         return join(found), state

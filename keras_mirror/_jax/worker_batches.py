@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from keras_mirror import _context, errors
@@ -30,11 +29,26 @@ def _shapes(data: Any) -> Shapes:
     return [(leaf.shape, str(leaf.dtype)) for leaf in leaves]
 
 
-def _rows(shapes: Any) -> str:
+_NO_MORE = "no more batches"
+
+
+def _in_words(found: Sequence[Any]) -> list[str]:
+    """What each worker has: rows where these differ, else all shapes and dtypes."""
+    rows = [_rows(shapes) for shapes in found]
+    if len(set(rows)) > 1 and None not in rows:
+        return [str(each) for each in rows]
+    return [_NO_MORE if v is None else _arrays(v) for v in found]
+
+
+def _rows(shapes: Any) -> str | None:
     if shapes is None:
-        return "no more batches"
-    rows = {shape[0] if shape else 0 for shape, _ in shapes}
-    return f"{rows.pop()} rows" if len(rows) == 1 else str(shapes)
+        return _NO_MORE
+    counts = {shape[0] if shape else 0 for shape, _ in shapes}
+    return f"{counts.pop()} rows" if len(counts) == 1 else None
+
+
+def _arrays(shapes: Any) -> str:
+    return ", ".join(f"{kind}{list(shape)}" for shape, kind in shapes)
 
 
 # A checksum looks at no more numbers of a row.
@@ -116,9 +130,7 @@ class WorkerBatches:
         if any(leave) and may_leave:
             raise errors.PreemptedExit([i for i, leaves in enumerate(leave) if leaves])
         if part is None and any(value != found[0] for value in found):
-            raise errors.WorkersDifferError(
-                "batches", [_rows(value) for value in found]
-            )
+            raise errors.WorkersDifferError("batches", _in_words(found))
         others = [index for index, value in enumerate(sums) if value != sums[0]]
         if others and None not in found:
             _warn(errors.DifferentBatchesWarning(others))
@@ -136,7 +148,7 @@ class WorkerBatches:
             if data is None:
                 data = _without_rows(part.example, empty)
         if not _fit_together(found):
-            raise errors.WorkersDifferError("parts", [_rows(value) for value in found])
+            raise errors.WorkersDifferError("parts", _in_words(found))
         counts = [value[0][0][0] for value in found]
         if not sum(counts):
             return None
@@ -197,5 +209,5 @@ def _all_rows(leaf: np.ndarray, counts: list[int]) -> np.ndarray:
     """Every worker's rows of an array, on every worker."""
     padded = np.zeros((max(counts), *leaf.shape[1:]), leaf.dtype)
     padded[: len(leaf)] = leaf
-    parts = np.asarray(multihost_utils.process_allgather(padded))
+    parts = processes.gather(padded)
     return np.concatenate([part[:n] for part, n in zip(parts, counts, strict=True)])

@@ -6,6 +6,9 @@ from keras_mirror.callbacks.backup import restoring as restoring
 from keras_mirror.callbacks.backup import save_before_leaving as save_before_leaving
 from keras_mirror.callbacks.backup import saving as saving
 from keras_mirror.callbacks.calls import (
+    agreeing_at_epoch_begin as agreeing_at_epoch_begin,
+)
+from keras_mirror.callbacks.calls import (
     agreeing_at_epoch_end as agreeing_at_epoch_end,
 )
 from keras_mirror.callbacks.calls import agreeing_from_start as agreeing_from_start

@@ -2,15 +2,19 @@
 
 Keras backs up the weights and the number of the epoch, and begins that epoch anew. Many
 workers also keep how many batches of it were trained on, the state of the generators
-that order its rows, and what no weights file holds: seeds, and the metrics so far.
+that order its rows, and what no weights file holds: seeds, and the metrics so far. All
+of it is in the file of the weights, which is there whole or not at all.
 """
 
 import dataclasses
 import functools
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 
@@ -57,15 +61,15 @@ def _assign(variables: list[Any], values: list[Any]) -> None:
 
 
 def _is_local(callback: Any) -> bool:
-    return "://" not in str(callback._training_metadata_path)
+    return "://" not in str(callback._weights_path)
 
 
 def _read(callback: Any) -> Any:
-    try:
-        with open(callback._training_metadata_path, encoding="utf-8") as file:
-            return json.load(file).get(_KEY)
-    except FileNotFoundError:
+    if not os.path.exists(callback._weights_path):
         return None
+    with h5py.File(callback._weights_path) as file:
+        record: Any = file.get(_KEY)
+        return None if record is None else json.loads(record[()])
 
 
 def saving(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,24 +79,36 @@ def saving(original: Callable[..., Any]) -> Callable[..., Any]:
     def _save_model(self: Any) -> None:
         if is_silent_worker(self.model):
             return
-        original(self)
         epoch: _Epoch | None = getattr(self, "_km_epoch", None)
         if epoch is None or not _is_local(self):
+            original(self)
             return
-        self.model.jax_state_sync()
-        ended = self._current_epoch > epoch.number
-        record = {
-            "batches": 0 if ended else epoch.batches,
-            "generators": _seeds.host_state() if ended else epoch.generators,
-            "seeds": _values(_seeds_of(self.model)),
-            "metrics": _values(self.model.metrics_variables),
-        }
-        with open(self._training_metadata_path, "r+", encoding="utf-8") as file:
-            found = json.load(file) | {_KEY: record}
-            file.seek(0)
-            json.dump(found, file)
+        path = self._weights_path
+        self._weights_path = os.path.join(self.backup_dir, "new.weights.h5")
+        try:
+            original(self)
+            with h5py.File(self._weights_path, "r+") as file:
+                file[_KEY] = json.dumps(_record(self, epoch))
+            if self.double_checkpoint and os.path.exists(path):
+                shutil.copyfile(path, self._prev_weights_path)
+            os.replace(self._weights_path, path)
+        finally:
+            self._weights_path = path
 
     return _save_model
+
+
+def _record(callback: Any, epoch: _Epoch) -> dict[str, Any]:
+    model = callback.model
+    model.jax_state_sync()
+    has_ended = callback._current_epoch > epoch.number
+    return {
+        "epoch": callback._current_epoch,
+        "batches": 0 if has_ended else epoch.batches,
+        "generators": _seeds.host_state() if has_ended else epoch.generators,
+        "seeds": _values(_seeds_of(model)),
+        "metrics": _values(model.metrics_variables),
+    }
 
 
 def restoring(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,9 +121,9 @@ def restoring(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _has_many_workers(self.model):
             return
         read = _read(self) if _is_local(self) else None
-        own = [self.model._initial_epoch, read]
-        epoch, record = _engine.load().chief_says(own, "the backup to begin with")
-        self.model._initial_epoch, self._km_record = epoch, record
+        epoch = self.model._initial_epoch if read is None else read["epoch"]
+        told = _engine.load().exchange([epoch, read], "the backup to begin with")
+        self.model._initial_epoch, self._km_record = told[0]
         _engine.load().take_from_chief(self.model)
 
     return on_train_begin
@@ -129,7 +145,7 @@ def beginning_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
             _assign(_seeds_of(self.model), record["seeds"])
             if batches:
                 _assign(self.model.metrics_variables, record["metrics"])
-            _context.skip_batches(batches)
+            _context.skip_batches(self.model, batches)
         self._current_epoch = epoch
         self._km_epoch = _Epoch(epoch, _seeds.host_state(), batches)
 
@@ -162,4 +178,4 @@ def save_before_leaving(callbacks: Any) -> None:
         if is_backup and getattr(callback, "_km_epoch", None) is not None:
             callback._save_model()
     # The launcher stops those that are left once the first has gone.
-    _engine.load().chief_says(None, "the backup before all leave")
+    _engine.load().exchange(None, "the backup before all leave")

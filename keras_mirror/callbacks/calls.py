@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_mirror import _context, _engine
+from keras_mirror import _context, _engine, errors
 
 
 def heard_or_spared(name: str) -> Callable[[Any], Any]:
@@ -51,30 +51,73 @@ def _hold_stop(model: Any) -> None:
 
 
 def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `on_train_begin`: all agree after each batch, or none does."""
+    """Wraps `on_train_begin`: all have the same steps, and agree on what changes."""
 
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
         original(self, logs)
-        if _context.has_many_workers(_context.running_strategy()):
-            # Callbacks on a thread of their own cannot stop a certain step.
-            may_stop = not self._async_train
-            _context.take_held_stop(self.model)
-            self._km_agrees = _engine.load().any_worker(may_stop, "the start of fit")
+        if not _context.has_many_workers(_context.running_strategy()):
+            return
+        _context.take_held_stop(self.model)
+        # Callbacks on a thread of their own cannot stop a certain step.
+        may_stop = not self._async_train
+        asked = [self.params.get("epochs"), self.params.get("steps")]
+        rate = learning_rate(self.model)
+        told = _engine.load().exchange([may_stop, asked, rate], "the start of fit")
+        if any(other != told[0][1] for _, other, _ in told):
+            counts = [asked for _, asked, _ in told]
+            words = [f"{epochs} epochs of {steps} steps" for epochs, steps in counts]
+            raise errors.WorkersDifferError("steps", words)
+        self._km_agrees = any(stops for stops, _, _ in told)
+        self._km_rate = told[0][2]
 
     return on_train_begin
 
 
+def agreeing_at_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `on_epoch_begin`: a learning rate set on one worker is that of all."""
+
+    @functools.wraps(original)
+    def on_epoch_begin(self: Any, epoch: Any, logs: Any = None) -> None:
+        original(self, epoch, logs)
+        if _context.has_many_workers(_context.running_strategy()):
+            _agree(self, False, "the beginning of an epoch")
+
+    return on_epoch_begin
+
+
 def agreeing_at_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `on_epoch_end`: what has stopped on one worker stops on all."""
+    """Wraps `on_epoch_end`: so is what has stopped on one worker."""
 
     @functools.wraps(original)
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> None:
         original(self, epoch, logs)
         if _context.has_many_workers(_context.running_strategy()):
-            wants = _context.take_held_stop(self.model) or self.model.stop_training
-            self.model.stop_training = _engine.load().any_worker(
-                bool(wants), "the end of an epoch"
-            )
+            held = _context.take_held_stop(self.model)
+            wants = bool(held or self.model.stop_training)
+            self.model.stop_training = _agree(self, wants, "the end of an epoch")
 
     return on_epoch_end
+
+
+def learning_rate(model: Any) -> float | None:
+    """Where it is a variable; None where a schedule says it, or there is none."""
+    optimizer = getattr(model, "optimizer", None)
+    while hasattr(optimizer, "inner_optimizer") or hasattr(optimizer, "inner"):
+        name = "inner" if hasattr(optimizer, "inner") else "inner_optimizer"
+        optimizer = getattr(optimizer, name)
+    rate = getattr(optimizer, "_learning_rate", None)
+    return float(rate) if isinstance(rate, keras.Variable) else None
+
+
+def _agree(callback_list: Any, stops: bool, what: str) -> bool:
+    """Whether a worker stops; and what one has set as learning rate is set on all."""
+    model = callback_list.model
+    own = learning_rate(model)
+    told = _engine.load().exchange([stops, own], what)
+    rates = [rate for _, rate in told]
+    agreed = next((r for r in rates if r != callback_list._km_rate), rates[0])
+    if agreed is not None and agreed != own:
+        model.optimizer.learning_rate = agreed
+    callback_list._km_rate = agreed
+    return any(stop for stop, _ in told)

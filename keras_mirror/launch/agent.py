@@ -10,14 +10,17 @@ import time
 from types import FrameType
 from typing import Any
 
-from keras_mirror.errors import LaunchFailedError, PreemptedExit
+from keras_mirror.errors import LaunchFailedError, LaunchUsageError, PreemptedExit
 from keras_mirror.launch.config import LaunchConfig, free_address
+from keras_mirror.launch.watchdog import Watchdog
 from keras_mirror.launch.worker import Worker, in_words
 
 _POLL_SECONDS = 0.05
 # When one worker dies the others often end as well, of its death. Those who end
 # within this time are looked at together, and the earliest is the cause.
 _SETTLE_SECONDS = 0.5
+# Between the end of a job and its next start.
+_PAUSE_SECONDS = 1.0
 _LAST_LINES = 20
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 
@@ -38,11 +41,13 @@ def launch(config: LaunchConfig) -> None:
         code = failed.exit_code or 0
         if code == PreemptedExit.EXIT_CODE:
             _say(f"worker {failed.rank} was preempted; starting again")
+            time.sleep(_PAUSE_SECONDS)
             continue
         if restarts >= config.max_restarts:
             raise LaunchFailedError(_report(failed), code if code > 0 else 128 - code)
         restarts += 1
         _say(f"{_report(failed)}\nrestart {restarts} of {config.max_restarts}")
+        time.sleep(_PAUSE_SECONDS)
 
 
 def _say(text: str) -> None:
@@ -69,6 +74,7 @@ class _Attempt:
     def __init__(self, config: LaunchConfig):
         self._config = config
         self._workers: list[Worker] = []
+        self._watchdog = Watchdog()
         self._signal: int | None = None
 
     def run(self) -> Worker | None:
@@ -103,15 +109,21 @@ class _Attempt:
         folder = None
         if config.log_dir is not None:
             folder = pathlib.Path(config.log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise LaunchUsageError(
+                    "log_dir must be a folder, or a place for one. "
+                    f"Received: {str(folder)!r} ({error.strerror})."
+                ) from error
         for local in range(config.workers):
             rank = config.rank(local)
             log = folder / f"rank{rank}.log" if folder is not None else None
             environment = config.worker_environment(local, coordinator)
             record = records / f"rank{rank}.json"
-            self._workers.append(
-                Worker(rank, config.arguments(), environment, log, record)
-            )
+            worker = Worker(rank, config.arguments(), environment, log, record)
+            self._workers.append(worker)
+            self._watchdog.watch(worker.pid)
 
     def _watch(self) -> Worker | None:
         while True:
@@ -161,3 +173,4 @@ class _Attempt:
         for worker in self._workers:
             worker.finish()
             worker.poll()
+        self._watchdog.dismiss()

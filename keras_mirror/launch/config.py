@@ -61,6 +61,11 @@ class LaunchConfig:
                 "Several nodes meet at one address: pass the coordinator as HOST:PORT "
                 f"of node 0. Received: nodes={self.nodes}, coordinator=None."
             )
+        port = (self.coordinator or "a:1").rpartition(":")[2]
+        if ":" not in (self.coordinator or "a:1") or not port.isdigit():
+            raise LaunchUsageError(
+                f"coordinator must be HOST:PORT. Received: {self.coordinator!r}."
+            )
         script = self.command[0]
         if script != "-m" and not pathlib.Path(script).is_file():
             raise LaunchUsageError(f"There is no script {script!r}.")

@@ -39,7 +39,9 @@ def own_files(dataset: Any, index: int, count: int) -> Any:
             auto_shard_policy=tf.data.experimental.AutoShardPolicy.FILE.value,
         )
     except tf.errors.NotFoundError as error:
-        raise errors.FileShardError("a dataset that reads no files") from error
+        # `enumerate` and `range` are among the sources that it cannot share out.
+        found = "a dataset that reads no files, or other sources beside them"
+        raise errors.FileShardError(found) from error
     if global_rows > 0:
         found = found.rebatch(_rows_by_step(global_rows, index, count))
     else:

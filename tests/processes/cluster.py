@@ -50,6 +50,7 @@ class Cluster:
         self.folder = pathlib.Path(folder)
         ports = free_ports(workers)
         self.processes = []
+        counts = devices if isinstance(devices, list) else [devices] * workers
         for index in range(workers):
             if index == 1 and seen_at is not None:
                 ports[0] = seen_at(ports[0])
@@ -59,7 +60,7 @@ class Cluster:
             with open(self.log_path(index), "wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, str(HERE / script), str(folder), *arguments],
-                    env=environment(devices) | {"TF_CONFIG": json.dumps(config)},
+                    env=environment(counts[index]) | {"TF_CONFIG": json.dumps(config)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

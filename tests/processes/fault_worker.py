@@ -196,7 +196,7 @@ def terminate(_):
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def breaks_off(end, save_freq="epoch", folder_of="all"):
+def breaks_off(end, save_freq="epoch", folder_of="all", batch=1):
     """Worker 1 ends in the third epoch of its first start."""
     path = pathlib.Path(folder)
 
@@ -210,9 +210,9 @@ def breaks_off(end, save_freq="epoch", folder_of="all"):
     )
     callbacks = [backup, write]
     first = path / "started"
-    if me == 1 and not first.exists():
+    if end is not None and me == 1 and not first.exists():
         first.touch()
-        callbacks.append(At(1, end, epoch=2, batch=1))
+        callbacks.append(At(1, end, epoch=2, batch=batch))
     whole = km.MultiWorkerMirroredStrategy(view="global")  # masks of one device
     built = training.with_dropout(distribution=whole)
     history = fit(built, epochs=5, callbacks=callbacks)
@@ -244,6 +244,28 @@ def killed_between_backups():
 def killed_after_a_backup():
     """On hosts that share no files: the chief alone finds a backup."""
     return breaks_off(kill, save_freq=1, folder_of=me)
+
+
+def killed_at_epoch_end():
+    """All batches of the epoch are in the backup; its end and the rest are not."""
+    return breaks_off(kill, save_freq=1, batch=None)
+
+
+def killed_while_saving():
+    """The chief dies with the new backup written and not yet in its place."""
+    first, places = pathlib.Path(folder) / "started", []
+    replace = os.replace
+
+    def replace_or_die(*paths):
+        places.append(paths)
+        if len(places) == 8 and not first.exists():
+            first.touch()
+            kill(None)
+        replace(*paths)
+
+    if me == 0:
+        os.replace = replace_or_die
+    return breaks_off(None, save_freq=1)
 
 
 def asked_at_the_end():

@@ -60,6 +60,12 @@ def wait():
     time.sleep(60)
 
 
+def wait_with_child():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print("pid", child.pid, flush=True)
+    wait()
+
+
 def end_twice(exit_code):
     """Counts its starts in a file; the third goes well."""
     if rank == 0:

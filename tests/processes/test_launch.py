@@ -106,12 +106,12 @@ def test_what_ignores_sigterm_is_killed_with_its_children():
     wait_until(lambda: not any(map(is_alive, children)))
 
 
-def start_waiting():
+def start_waiting(script="wait"):
     process = subprocess.Popen(
-        command("wait"), env=environment(), stderr=subprocess.PIPE, text=True
+        command(script), env=environment(), stderr=subprocess.PIPE, text=True
     )
     pids = []
-    while len(pids) < 2:
+    while len(pids) < {"wait": 2, "wait_with_child": 4}[script]:
         pids += map(int, re.findall(r"pid (\d+)", process.stderr.readline()))
     return process, pids
 
@@ -126,7 +126,8 @@ def test_signals_are_passed_on(number):
 
 
 def test_no_orphans_when_the_launcher_is_killed():
-    process, pids = start_waiting()
+    process, pids = start_waiting("wait_with_child")
+    assert len(pids) == 4  # the workers', and what they have started
     process.kill()
     process.wait()
     process.stderr.close()
@@ -159,6 +160,8 @@ def test_preemption_is_no_failure(tmp_path):
         (("--nodes", "2"), "coordinator"),
         (("--nodes", "2", "--node-rank", "2", "--coordinator", "a:1"), "0 to 1"),
         (("--max-restarts", "-1"), "at least 0"),
+        (("--coordinator", "somewhere"), "HOST:PORT"),
+        (("--log-dir", __file__), "log_dir must be a folder"),
     ],
 )
 def test_wrong_usage_is_refused(options, text):

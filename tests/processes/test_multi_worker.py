@@ -35,6 +35,12 @@ def two_by_two(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def one_and_three(tmp_path_factory):
+    options = {"workers": 2, "devices": [1, 3], "arguments": SOME}
+    return once(tmp_path_factory, "one_and_three", **options)
+
+
+@pytest.fixture(scope="session")
 def four_by_one(tmp_path_factory):
     return once(tmp_path_factory, "four_by_one", workers=4, devices=1, arguments=SOME)
 
@@ -58,6 +64,12 @@ def test_two_workers_with_two_devices_match_one_device(name, two_by_two):
 @pytest.mark.parametrize("name", SOME)
 def test_four_workers_match_one_device(name, four_by_one):
     check(four_by_one, name)
+
+
+@pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
+@pytest.mark.parametrize("name", SOME)
+def test_workers_with_unequally_many_devices_match_one_device(name, one_and_three):
+    check(one_and_three, name)
 
 
 @pytest.fixture(scope="session")

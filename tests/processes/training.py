@@ -6,6 +6,8 @@ import keras
 import numpy as np
 from keras import layers
 
+import keras_mirror as km
+
 ROWS, BATCH, VALIDATION = 26, 8, 7
 _rng = np.random.default_rng(4)
 X = _rng.normal(size=(ROWS, 6)).astype("float32")
@@ -182,6 +184,24 @@ def eager():
     return used(compiled(mlp(), run_eagerly=True), DATA["arrays"])
 
 
+def rate_on_one_worker():
+    """What one worker's callback decides: two that stand on different workers."""
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
+        keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=1, min_delta=100),
+    ]
+    strategy = km.get_strategy()
+    if strategy is not None:
+        callbacks = callbacks[strategy.worker_index :][:1]
+    model = compiled(mlp())
+    options = {"callbacks": callbacks, "epochs": 4, "verbose": 0}
+    model.fit(**DATA["arrays"](), **options)
+    return {
+        "weights": model.get_weights(),
+        "rate": float(model.optimizer.learning_rate),
+    }
+
+
 PROGRAMS = {
     **{f"data: {name}": lambda name=name: trained(name, {}) for name in DATA},
     "masks": masked_sequences,
@@ -190,6 +210,7 @@ PROGRAMS = {
     "whole-batch mean": own_train_step,
     "unbuilt": unbuilt,
     "run_eagerly": eager,
+    "rate on one worker": rate_on_one_worker,
 }
 
 
