@@ -99,19 +99,22 @@ def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
             stack.enter_context(_during_call(target))
             stack.enter_context(_context.calling(original.__name__, self))
             several = _context.has_many_workers(target)
-            if original.__name__ == "fit":
-                begin_fit(self, target)
-                if several:
-                    stack.enter_context(_engine.load().fit_context(target))
-            used_callbacks = None
-            if several:
-                bound = signature.bind(self, *args, **kwargs)
-                bound.apply_defaults()
-                callbacks.for_this_worker(self, bound.arguments)
-                used_callbacks = bound.arguments.get("callbacks")
-                args, kwargs = bound.args[1:], bound.kwargs
+            name, used_callbacks = original.__name__, None
             try:
+                if name == "fit":
+                    begin_fit(self, target)
+                    if several:
+                        stack.enter_context(_engine.load().fit_context(target))
+                if several:
+                    bound = signature.bind(self, *args, **kwargs)
+                    bound.apply_defaults()
+                    callbacks.for_this_worker(self, bound.arguments)
+                    used_callbacks = bound.arguments.get("callbacks")
+                    args, kwargs = bound.args[1:], bound.kwargs
                 found = original(self, *args, **kwargs)
+                if several and not name.endswith("_on_batch"):
+                    # So that what a callback raises at the very end is heard of.
+                    _engine.load().exchange(None, f"the end of {name}")
                 _end_steps(self, is_broken_off=False)
                 return found
             except BaseException as error:

@@ -285,7 +285,8 @@ class WorkersDifferError(KerasMirrorError, RuntimeError):
         super().__init__(
             f"All workers must bring the same {what}, since each computes its rows of "
             f"one global batch. Received: {listed}. Give every worker the same data "
-            "and the same arguments."
+            'and the same arguments; with auto_shard="off", parts of one kind and '
+            "equally many of them."
         )
 
 

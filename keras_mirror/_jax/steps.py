@@ -12,7 +12,7 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part
-from keras_mirror._jax import global_view, replica_view
+from keras_mirror._jax import global_view, processes, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
@@ -61,6 +61,7 @@ class StepFunction:
             whole = functools.partial(step, layout=replicated(self._mesh))
             self._whole_rows = jax.jit(whole, donate_argnums=0, **options)
         self._sorts: dict[Any, bool] = {}
+        self._traced: set[Any] = set()
 
     def _in_shardings(self) -> Any:
         return (replicated(self._mesh), by_rows(self._mesh))
@@ -116,7 +117,19 @@ class StepFunction:
 
     def _each_once(self, state: PlacedState, batch: StepBatch) -> Iterator[Any]:
         program, *arguments = self._program(state, batch)
+        if self._spans and self._is_compiled:
+            self._trace_together(program, arguments, batch)
         return itertools.chain([program], ([argument] for argument in arguments))
+
+    def _trace_together(
+        self, program: Any, arguments: list[Any], batch: StepBatch
+    ) -> None:
+        """An error of the model's own code must come before any worker is in it."""
+        key = (program, batch.signature(), batch.rows)
+        if key not in self._traced:
+            program.trace(*arguments)
+            processes.exchange(None, "a step that was compiled")
+            self._traced.add(key)
 
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
         return outputs

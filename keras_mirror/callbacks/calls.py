@@ -51,7 +51,7 @@ def _hold_stop(model: Any) -> None:
 
 
 def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `on_train_begin`: all have the same steps, and agree on what changes."""
+    """Wraps `on_train_begin`: all have the same steps, and will agree on changes."""
 
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
@@ -59,17 +59,15 @@ def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _context.has_many_workers(_context.running_strategy()):
             return
         _context.take_held_stop(self.model)
-        # Callbacks on a thread of their own cannot stop a certain step.
-        may_stop = not self._async_train
         asked = [self.params.get("epochs"), self.params.get("steps")]
         rate = learning_rate(self.model)
-        told = _engine.load().exchange([may_stop, asked, rate], "the start of fit")
-        if any(other != told[0][1] for _, other, _ in told):
-            counts = [asked for _, asked, _ in told]
+        told = _engine.load().exchange([asked, rate], "the start of fit")
+        counts = [asked for asked, _ in told]
+        if any(count != counts[0] for count in counts):
             words = [f"{epochs} epochs of {steps} steps" for epochs, steps in counts]
             raise errors.WorkersDifferError("steps", words)
-        self._km_agrees = any(stops for stops, _, _ in told)
-        self._km_rate = told[0][2]
+        self._km_agrees = True
+        self._km_rate = told[0][1]
 
     return on_train_begin
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from keras_mirror import errors
 from keras_mirror.cluster.resolver import Resolver
-from keras_mirror.cluster.spec import Membership, check_address, check_index
+from keras_mirror.cluster.spec import Membership, check_addresses, check_index
 
 _PREFIX = "KERAS_DISTRIBUTION_"
 ADDRESSES = _PREFIX + "JOB_ADDRESSES"
@@ -15,7 +15,7 @@ INDEX = _PREFIX + "PROCESS_ID"
 def _count(text: str | None, addresses: list[str]) -> int:
     if text is None:
         return len(addresses)
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise errors.ClusterSpecError(
             COUNT, "the whole", text, "It must be a whole number of at least 1."
         )
@@ -39,11 +39,12 @@ class KerasEnvironment(Resolver):
     def membership(cls, environment: Mapping[str, str]) -> Membership | None:
         text = environment.get(ADDRESSES, "").strip()
         if not text:
+            if COUNT in environment and INDEX in environment:
+                rule = f"It must be set where {COUNT} and {INDEX} are."
+                raise errors.ClusterSpecError(ADDRESSES, "the whole", None, rule)
             return None
-        addresses = [
-            check_address(part.strip(), f"address {i}", ADDRESSES)
-            for i, part in enumerate(text.split(","))
-        ]
+        parts = [part.strip() for part in text.split(",")]
+        addresses = list(check_addresses(parts, "addresses", ADDRESSES))
         count = _count(environment.get(COUNT), addresses)
         if INDEX not in environment:
             raise errors.ClusterSpecError(

@@ -1,11 +1,13 @@
 """A cluster as a user writes it down, and what a process knows of its own."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keras_mirror import errors
 
 _PORTS = range(1, 65536)
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s/:\[\]]+):(?P<port>[0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,10 @@ def check_address(value: object, field: str, source: str) -> str:
     Raises:
         ClusterSpecError: It is none; the error names `field`.
     """
-    host, _, port = str(value).rpartition(":")
-    if (
-        isinstance(value, str)
-        and host
-        and not any(c.isspace() or c == "/" for c in host)
-        and port.isdigit()
-        and int(port) in _PORTS
-    ):
-        return value
+    if isinstance(value, str):
+        found = _ADDRESS.fullmatch(value)
+        if found is not None and int(found["port"]) in _PORTS:
+            return value
     raise errors.ClusterSpecError(
         source, field, value, 'It must be an address such as "10.0.0.1:12345".'
     )

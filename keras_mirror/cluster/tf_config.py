@@ -20,7 +20,7 @@ def _error(field: str, value: object, rule: str) -> errors.ClusterSpecError:
 def _parse(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise _error("the whole", text, f"It must be JSON ({error}).") from error
     if not isinstance(found, dict):
         raise _error("the whole", text, "It must be a JSON object.")

@@ -44,9 +44,13 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if not self.command:
             raise LaunchUsageError("There must be a script to launch. Received none.")
-        for name, least in (("workers", 1), ("nodes", 1), ("max_restarts", 0)):
+        smallest = {"workers": 1, "nodes": 1, "max_restarts": 0}
+        if self.devices_per_worker is not None:
+            smallest["devices_per_worker"] = 1
+        for name, least in smallest.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            is_number = isinstance(value, int) and not isinstance(value, bool)
+            if not is_number or value < least:
                 raise LaunchUsageError(
                     f"{name} must be a whole number of at least {least}. "
                     f"Received: {value!r}."

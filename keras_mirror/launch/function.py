@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from keras_mirror.errors import LaunchUsageError
+from keras_mirror.errors import LaunchFailedError, LaunchUsageError
 from keras_mirror.launch.agent import launch as run_job
 from keras_mirror.launch.config import LaunchConfig
 
@@ -50,8 +50,9 @@ def launch(
     def train():
         import keras_mirror as km
 
+        km.set_strategy("multi_worker_mirrored")  # before JAX makes its first array
         model = build()
-        model.compile("adam", "mse", distribution="multi_worker_mirrored")
+        model.compile("adam", "mse")
         return model.fit(x, y).history
 
     history = km.launch(train, workers=2, devices_per_worker=2)[0]
@@ -66,6 +67,10 @@ def launch(
         ) from error
     if not callable(fn):
         raise LaunchUsageError(f"`fn` must be callable. Received: {fn!r}.")
+    if not isinstance(args, (list, tuple)):
+        raise LaunchUsageError(f"`args` must be a list or tuple. Received: {args!r}.")
+    if not isinstance(kwargs or {}, Mapping):
+        raise LaunchUsageError(f"`kwargs` must be a mapping. Received: {kwargs!r}.")
     with tempfile.TemporaryDirectory(prefix="keras_mirror_") as folder:
         path = pathlib.Path(folder)
         with open(path / "call.pickle", "wb") as file:
@@ -82,8 +87,14 @@ def launch(
         )
         found = []
         for rank in range(workers):
-            with open(path / f"result{rank}.pickle", "rb") as file:
-                found.append(pickle.load(file))
+            result = path / f"result{rank}.pickle"
+            if not result.exists():
+                raise LaunchFailedError(
+                    "Each worker must return from the function. Received: worker "
+                    f"{rank} ended the process inside of it, with exit code 0.",
+                    1,
+                )
+            found.append(pickle.loads(result.read_bytes()))
         return found
 
 
