@@ -43,20 +43,21 @@ class StepBatch:
         return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
 
 
-def _is_sparse(leaf: Any) -> bool:
+def is_sparse(leaf: Any) -> bool:
+    """Whether it is one of JAX's sparse arrays."""
     return isinstance(leaf, sparse.JAXSparse)
 
 
 def flatten(data: Any) -> tuple[list[Any], Any]:
     """The arrays of a batch, sparse ones whole, and its structure."""
-    leaves, structure = jax.tree.flatten(data, is_leaf=_is_sparse)
+    leaves, structure = jax.tree.flatten(data, is_leaf=is_sparse)
     known = (jax.Array, np.ndarray, sparse.JAXSparse)
     return [x if isinstance(x, known) else np.asarray(x) for x in leaves], structure
 
 
 def _common_rows(leaves: list[Any]) -> int | None:
     """The number of rows that all arrays of a batch share, or None."""
-    if not leaves or any(_is_sparse(x) or x.ndim < 1 for x in leaves):
+    if not leaves or any(is_sparse(x) or x.ndim < 1 for x in leaves):
         return None
     rows = leaves[0].shape[0]
     return rows if all(x.shape[0] == rows for x in leaves) else None
@@ -79,7 +80,7 @@ def _own(leaf: Any) -> Any:
 
 
 def _put_irregular(leaf: Any, mesh: Mesh) -> Any:
-    divisible = not _is_sparse(leaf) and leaf.ndim and leaf.shape[0] % mesh.size == 0
+    divisible = not is_sparse(leaf) and leaf.ndim and leaf.shape[0] % mesh.size == 0
     sharding = by_rows(mesh) if divisible else replicated(mesh)
     if spans_processes(mesh):
         return _from_here(leaf, sharding)
@@ -101,7 +102,7 @@ def _from_here(leaf: Any, sharding: NamedSharding) -> jax.Array:
     """An array over all processes; each brings what lies on its own devices."""
     if isinstance(leaf, jax.Array) and leaf.sharding == sharding:
         return leaf
-    if _is_sparse(leaf):
+    if is_sparse(leaf):
         return jax.tree.map(lambda part: _from_here(part, sharding), leaf)
     host = np.asarray(leaf)
     dtype = jax.dtypes.canonicalize_dtype(host.dtype)

@@ -117,6 +117,8 @@ def initialize(
     if membership.index == 0 and membership.coordinator is not None:
         # That interface, not all of them.
         own["coordinator_bind_address"] = membership.coordinator
+    # It would take SIGTERM from the program, and from what the program starts.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(**own | dict(options))
 
 

@@ -1,12 +1,26 @@
 """SIGTERM to a worker: all leave at the same step, to be started again."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 _asked: list[int] = []
+
+
+def _note(number: int, _: Any) -> None:
+    _asked.append(number)
+
+
+def _forget_in_child() -> None:
+    # A forked loader of data is to end where its parent asks it to.
+    if signal.getsignal(signal.SIGTERM) is _note:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def is_asked_to_leave() -> bool:
@@ -25,10 +39,7 @@ def watched() -> Iterator[None]:
         yield
         return
 
-    def note(number: int, _: Any) -> None:
-        _asked.append(number)
-
-    signal.signal(signal.SIGTERM, note)
+    signal.signal(signal.SIGTERM, _note)
     came_late = False
     try:
         yield

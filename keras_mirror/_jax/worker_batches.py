@@ -5,8 +5,10 @@ they have, so that nobody enters a step alone: it would wait there for ever.
 """
 
 import contextlib
+import itertools
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,8 +19,8 @@ from jax.sharding import Mesh
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part, TrainingStopped
 from keras_mirror._jax import processes
-from keras_mirror._jax.batch import StepBatch, flatten, prepare
-from keras_mirror._jax.mesh import at_home, by_rows
+from keras_mirror._jax.batch import StepBatch, flatten, is_sparse, prepare
+from keras_mirror._jax.mesh import by_rows
 from keras_mirror._jax.preemption import is_asked_to_leave
 
 Shapes = list[tuple[tuple[int, ...], str]]
@@ -147,7 +149,14 @@ class WorkerBatches:
             found = [empty if value is None else value for value in found]
             if data is None:
                 data = _without_rows(part.example, empty)
-        if not _fit_together(found):
+        if any(is_sparse(leaf) for leaf in flatten(data)[0]):
+            raise errors.IncompatibleOptionsError(
+                'auto_shard="off" or "file"',
+                "a sparse batch",
+                "Parts of a batch are put together row by row.",
+                'Use auto_shard="data", or dense batches.',
+            )
+        if not _fit_together(found, part):
             raise errors.WorkersDifferError("parts", _in_words(found))
         counts = [value[0][0][0] for value in found]
         if not sum(counts):
@@ -158,7 +167,7 @@ class WorkerBatches:
             own = slice(sum(counts[:me]), sum(counts[: me + 1]))
         leaves, structure = flatten(data)
         leaves = [np.asarray(leaf) for leaf in leaves]
-        if len(set(counts)) == 1 and counts[0] % at_home(self._mesh).size == 0:
+        if _is_laid_out(counts, self._mesh):
             placed = [self._placed(leaf, sum(counts)) for leaf in leaves]
             return StepBatch(structure.unflatten(placed), None, True, own)
         whole = prepare(
@@ -174,6 +183,14 @@ class WorkerBatches:
         )
 
 
+def _on_host(leaf: Any) -> np.ndarray | None:
+    """The array where it takes no transfer to look at it."""
+    if isinstance(leaf, jax.Array) and leaf.is_fully_addressable:
+        is_here = all(device.platform == "cpu" for device in leaf.devices())
+        return np.asarray(leaf) if is_here else None
+    return leaf if isinstance(leaf, np.ndarray) else None
+
+
 def _checksum(data: Any, part: Part | None) -> int:
     """Of a few numbers of each array's first and last row: shuffles show in them."""
     if data is None:
@@ -181,8 +198,8 @@ def _checksum(data: Any, part: Part | None) -> int:
     if part is not None:
         return 0 if part.checksum is None else part.checksum()
     found = 0
-    for leaf in flatten(data)[0]:
-        if isinstance(leaf, np.ndarray) and leaf.size and not leaf.dtype.hasobject:
+    for leaf in map(_on_host, flatten(data)[0]):
+        if leaf is not None and leaf.size and not leaf.dtype.hasobject:
             for row in (leaf[:1], leaf[-1:]) if leaf.ndim else (leaf,):
                 values = row.ravel()
                 some = values[:: -(-values.size // _MOST_NUMBERS)]
@@ -190,13 +207,30 @@ def _checksum(data: Any, part: Part | None) -> int:
     return found
 
 
-def _fit_together(found: Sequence[Any]) -> bool:
+def _is_laid_out(counts: list[int], mesh: Mesh) -> bool:
+    """Whether each worker's rows are those of its devices."""
+    devices = Counter(device.process_index for device in mesh.devices.flat)
+    total = sum(counts)
+    return all(
+        count * mesh.size == total * devices[worker]
+        for worker, count in enumerate(counts)
+    ) and not (total % mesh.size)
+
+
+def _fit_together(found: Sequence[Any], part: Part) -> bool:
     """Whether parts of these shapes make one batch."""
     if any(value is None for value in found):
         return False
     kinds = [[(shape[1:], kind) for shape, kind in value] for value in found]
     rows = [{shape[0] if shape else None for shape, _ in value} for value in found]
-    return all(kind == kinds[0] for kind in kinds) and all(len(r) == 1 for r in rows)
+    if any(kind != kinds[0] for kind in kinds) or any(len(r) != 1 for r in rows):
+        return False
+    if not part.shares_order:
+        return True
+    # The k-th of W parts of n rows, as a worker was asked for it.
+    counts = [value[0][0][0] for value in found]
+    ends = [(k + 1) * sum(counts) // len(counts) for k in range(len(counts))]
+    return list(itertools.accumulate(counts)) == ends
 
 
 def _without_rows(example: Any, shapes: Any) -> Any:

@@ -1,10 +1,11 @@
-"""What Keras' OrbaxCheckpoint saves where many workers train."""
+"""What Keras saves to Orbax checkpoints, and loads, where many workers train."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_mirror import _context
 
@@ -26,3 +27,20 @@ def as_numpy_for_many_workers(original: Callable[..., Any]) -> Callable[..., Any
         return keras.tree.map_structure(keras.ops.convert_to_numpy, found)
 
     return state_tree
+
+
+def numpy_for_many_workers(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `build_orbax_abstract_pytree`, which says how arrays are to be loaded.
+
+    Whatever devices they were saved from: as NumPy arrays, which each worker then lays
+    out on its own.
+    """
+
+    @functools.wraps(original)
+    def abstract(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        if not _context.has_many_workers(keras.distribution.distribution()):
+            return found
+        return keras.tree.map_structure(lambda x: np.empty(x.shape, x.dtype), found)
+
+    return abstract

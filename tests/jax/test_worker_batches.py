@@ -1,12 +1,14 @@
 """What workers make of what they tell each other before a step."""
 
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from parity import mirrored
 
 from keras_mirror import _context, errors
-from keras_mirror._engine import TrainingStopped
+from keras_mirror._engine import Part, TrainingStopped
 from keras_mirror._jax import processes
 from keras_mirror._jax.worker_batches import WorkerBatches
 
@@ -68,6 +70,26 @@ def test_an_epoch_that_has_ended_is_no_place_to_leave(monkeypatch):
     said = other(None, leaves=True)
     with pytest.raises(StopIteration):
         take(monkeypatch, said, data=None, model=keras.Sequential())
+
+
+def test_parts_of_other_sizes_than_asked_for_are_refused(monkeypatch):
+    said = other(((8, 2), "float32"))
+    monkeypatch.setattr(processes, "exchange", lambda own, what: [own, said(own)])
+    batches = WorkerBatches(mirrored().mesh, "a batch")
+    for part in (Part(shares_order=True), Part()):
+        source = iter([{"x": BATCH, "y": np.ones(3)}])  # no common number of rows
+        with pytest.raises(errors.WorkersDifferError):
+            batches.take(source.__next__, part, is_first=True)
+    with pytest.raises(errors.WorkersDifferError, match="worker 1: 8 rows"):
+        batches.take(iter([BATCH]).__next__, Part(shares_order=True), is_first=True)
+
+
+def test_sparse_parts_are_refused(monkeypatch):
+    monkeypatch.setattr(processes, "exchange", lambda own, what: [own, own])
+    batches = WorkerBatches(mirrored().mesh, "a batch")
+    source = iter([sparse.BCOO.fromdense(jnp.ones((4, 2)))])
+    with pytest.raises(errors.IncompatibleOptionsError, match="sparse"):
+        batches.take(source.__next__, Part(keeps_rows=True), is_first=True)
 
 
 @pytest.mark.parametrize("data", [BATCH, None], ids=["more", "no more"])

@@ -224,6 +224,96 @@ def preempted():
     return breaks_off(terminate)
 
 
+def attempt(function):
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class Raises(keras.callbacks.Callback):
+    """On worker 1, in one method."""
+
+    def __init__(self, name):
+        super().__init__()
+        if me == 1:
+            setattr(self, name, self.fail)
+
+    def fail(self, *args, **kwargs):
+        raise OSError("no such shard")
+
+
+class StopsAt(keras.callbacks.Callback):
+    """On worker 1, in one method."""
+
+    def __init__(self, name):
+        super().__init__()
+        if me == 1:
+            setattr(self, name, self.stop)
+
+    def stop(self, *args, **kwargs):
+        self.model.stop_training = True
+
+
+class OwnStep(keras.Sequential):
+    def compute_loss(self, *args, **options):
+        if me == 1:
+            raise OSError("no such shard")
+        return super().compute_loss(*args, **options)
+
+
+def validation():
+    for step in range(3):
+        if me == 1 and step == 1:
+            raise OSError("no such shard")
+        yield X[:8], Y[:8]
+
+
+def forked_and_ended(_=None):
+    """The signal that ends a forked child which was sent SIGTERM."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(20)
+        os._exit(0)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+
+def errors_of_one():
+    """Errors of worker 1 that both catch: what each heard, and whether they fit on."""
+    ended = [forked_and_ended()]
+    built, wrong = model(), {"sample_wight": 1} if me == 1 else {}
+    own_step = training.compiled(OwnStep(training.mlp().layers), distribution=strategy)
+    rows = 24 if me == 0 else 16
+    kind = "float32" if me == 0 else "int32"
+    batches = [(X[:8].astype(kind), Y[:8])] * 3
+    heard = {
+        "argument": attempt(lambda: fit(built, epochs=1, **wrong)),
+        "tracing": attempt(lambda: fit(own_step, epochs=1)),
+        "validation": attempt(
+            lambda: fit(
+                built, epochs=1, validation_data=validation(), validation_steps=3
+            )
+        ),
+        "rows": attempt(lambda: built.fit(X[:rows], Y[:rows], batch_size=8, verbose=0)),
+        "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
+    }
+    for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
+        raises = [Raises(name)]
+        heard[name] = attempt(lambda r=raises: fit(built, epochs=1, callbacks=r))
+    note = lambda _: ended.append(forked_and_ended())  # noqa: E731
+    fit(built, epochs=1, callbacks=[At(me, note, epoch=0)])
+    stopped = {}
+    for name in ("on_train_begin", "on_epoch_begin", "on_train_batch_begin"):
+        before = int(built.optimizer.iterations)
+        fit(built, epochs=3, callbacks=[StopsAt(name)])
+        stopped[name] = int(built.optimizer.iterations) - before
+    fit(built, epochs=1)
+    weights = built.get_weights()
+    return {"heard": heard, "stopped": stopped, "ended": ended, "weights": weights}
+
+
 def drifts():
     """Worker 1 assigns to a weight alone."""
     built = model()

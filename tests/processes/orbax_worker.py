@@ -1,5 +1,6 @@
 """A worker that saves with Orbax, goes on, and resumes from what it saved."""
 
+import contextlib
 import pathlib
 import sys
 
@@ -33,7 +34,8 @@ def callback(save_on_background):
         str(path), save_on_background=save_on_background
     )
     fit(functional(), epochs=2, callbacks=[saving])
-    model = keras.models.load_model(path)
+    with strategy.scope() if save_on_background else contextlib.nullcontext():
+        model = keras.models.load_model(path)
     restored = model.get_weights()
     fit(model)
     return {"restored": restored, "resumed": model.get_weights()}

@@ -99,6 +99,24 @@ def test_the_chief_alone_writes(tmp_path):
     }
 
 
+def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path):
+    chief, other = results(tmp_path, "errors_of_one")
+    for name, said in chief["heard"].items():
+        heard = other["heard"][name]
+        if name in ("rows", "dtypes"):
+            assert said == heard and said.startswith("WorkersDifferError"), said
+        else:
+            assert said.startswith("WorkerFailedError: "), (name, said)
+            assert heard in said and heard, (name, said)
+    assert "3 steps; worker 1: 1 epochs of 2 steps" in chief["heard"]["rows"]
+    assert "worker 1: int32[8, 6]" in chief["heard"]["dtypes"]
+    assert chief["ended"] == other["ended"] == [signal.SIGTERM] * 2
+    # As in plain Keras, the first batch is trained on.
+    assert set(chief["stopped"].values()) == {1}
+    assert other["stopped"] == chief["stopped"]
+    assert_same("weights", other["weights"], chief["weights"], 0)
+
+
 def test_own_parts_make_one_global_batch(tmp_path):
     found = results(tmp_path, "own_parts")
     training.keras.utils.set_random_seed(7)
