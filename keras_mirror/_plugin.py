@@ -270,7 +270,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         names.append((orbax, "_get_state_tree", wrap, "Orbax takes no local arrays"))
     saving = sys.modules.get("keras.src.saving.saving_api")
     if hasattr(saving, "build_orbax_abstract_pytree"):
-        wrap = callbacks.numpy_for_many_workers
+        wrap = callbacks.loading_as_numpy
         names.append((saving, "build_orbax_abstract_pytree", wrap, "nor loads them"))
     for kind in ("train", "test", "predict"):
         for side in ("begin", "end"):

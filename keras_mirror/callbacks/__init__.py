@@ -20,6 +20,4 @@ from keras_mirror.callbacks.consistency import check_consistency as check_consis
 from keras_mirror.callbacks.orbax import (
     as_numpy_for_many_workers as as_numpy_for_many_workers,
 )
-from keras_mirror.callbacks.orbax import (
-    numpy_for_many_workers as numpy_for_many_workers,
-)
+from keras_mirror.callbacks.orbax import loading_as_numpy as loading_as_numpy

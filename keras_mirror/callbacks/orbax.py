@@ -29,18 +29,32 @@ def as_numpy_for_many_workers(original: Callable[..., Any]) -> Callable[..., Any
     return state_tree
 
 
-def numpy_for_many_workers(original: Callable[..., Any]) -> Callable[..., Any]:
+def loading_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `build_orbax_abstract_pytree`, which says how arrays are to be loaded.
 
-    Whatever devices they were saved from: as NumPy arrays, which each worker then lays
-    out on its own.
+    Under a strategy as NumPy arrays, whatever devices they were saved from: each
+    variable then lays out its own.
     """
 
     @functools.wraps(original)
     def abstract(*args: Any, **kwargs: Any) -> Any:
-        found = original(*args, **kwargs)
-        if not _context.has_many_workers(keras.distribution.distribution()):
-            return found
+        strategy = _current_strategy()
+        if strategy is None:
+            return original(*args, **kwargs)
+        before = keras.distribution.distribution()
+        keras.distribution.set_distribution(strategy)  # else Keras leaves it to Orbax
+        try:
+            found = original(*args, **kwargs)
+        finally:
+            keras.distribution.set_distribution(before)
         return keras.tree.map_structure(lambda x: np.empty(x.shape, x.dtype), found)
 
     return abstract
+
+
+def _current_strategy() -> Any:
+    """The current one, or the one of many workers that any model is bound to."""
+    current = _context.innermost_scope() or _context.get_global()
+    bound = (binding.distribution for _, binding in _context.bindings())
+    spread = (found for found in bound if _context.has_many_workers(found))
+    return current or next(spread, None)

@@ -183,7 +183,9 @@ class Strategy(Distribution):
     ) -> Any:
         """Calls `fn` once per replica, with the replica axis bound.
 
-        For custom training loops. Arrays of `args` and `kwargs` that
+        For custom training loops. It traces and compiles `fn` anew at each call, some
+        tenths of a second: in long loops compile a `jax.shard_map` of your own, with
+        a `DistributedOptimizer` in it. Arrays of `args` and `kwargs` that
         `distribute_dataset` sharded reach each replica as its own rows; everything
         else reaches every replica whole.
 

@@ -56,7 +56,14 @@ def own_checkpointer():
     return {"restored": restored, "resumed": model.get_weights()}
 
 
+def saved_by_one_device():
+    model = functional()
+    model.load_weights(folder / "one_device")
+    return {"restored": model.get_weights()}
+
+
 PROGRAMS = {
+    "saved by one device": saved_by_one_device,
     "callback": lambda: callback(False),
     "callback in the background": lambda: callback(True),
     "a checkpointer of one's own": own_checkpointer,
