@@ -8,6 +8,7 @@ import json
 import selectors
 import socket
 import time
+import zlib
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -26,9 +27,21 @@ _INDEX_FIX = "Give every worker an index of its own, and start each once."
 _COUNT_FIX = "Give every worker the same list of workers."
 
 
-def introduction(index: int | None, count: int | None, pid: int) -> str:
+def introduction(membership: Membership, pid: int) -> str:
     """What a worker says first."""
-    return f"{NAME} {index} {count} {pid}\n"
+    return (
+        f"{NAME} {membership.index} {membership.num_workers} {pid} "
+        f"{_checksum(membership)}\n"
+    )
+
+
+def _checksum(membership: Membership) -> int:
+    """Of the list of workers; 0 where it is not known.
+
+    Without the chief's address, which may have another name elsewhere.
+    """
+    others = membership.workers[1:]
+    return zlib.crc32(" ".join(others).encode()) if others else 0
 
 
 @dataclass(eq=False)
@@ -145,9 +158,9 @@ class Gathering:
     def _introduce(self, guest: _Guest) -> None:
         try:
             name, *numbers = guest.said.decode().split()
-            index, count, guest.pid = map(int, numbers)
+            index, count, guest.pid, checksum = map(int, numbers)
         except ValueError:
-            name, index, count = "", 0, 0
+            name, index, count, checksum = "", 0, 0, 0
         if name != NAME or index not in range(count):
             self._dismiss(guest)
             return
@@ -160,6 +173,13 @@ class Gathering:
             self._refuse(
                 f"The chief counts {self._count} workers, worker {index} ({guest}) "
                 f"counts {count}.",
+                _COUNT_FIX,
+            )
+        own = _checksum(self._membership)
+        if own and checksum and own != checksum:
+            self._refuse(
+                f"Worker {index} ({guest}) has another list of workers than the chief, "
+                f"which has {', '.join(self._membership.workers)}.",
                 _COUNT_FIX,
             )
         if index == 0 or earlier is not None:

@@ -122,8 +122,7 @@ def _answer(chief: socket.socket, membership: Membership) -> str:
 
     A proxy closes it while the chief behind it has not started.
     """
-    hello = introduction(membership.index, membership.num_workers, os.getpid())
-    chief.sendall(hello.encode())
+    chief.sendall(introduction(membership, os.getpid()).encode())
     try:
         return _line(chief, time.monotonic() + GREETING_SECONDS)
     except TimeoutError:

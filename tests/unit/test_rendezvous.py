@@ -130,6 +130,28 @@ def test_workers_that_count_differently_are_told():
         assert f"The chief counts 4 workers, {who} counts 2" in said
 
 
+def test_a_worker_of_another_list_is_told_as_all_who_came():
+    port, found = free_port(), {}
+
+    def one(index, workers):
+        address = f"127.0.0.1:{port}"
+        membership = Membership(address, 2, index, "a test", (address, *workers))
+        with pytest.raises(errors.ClusterStartError) as caught:
+            meet(membership, timeout_seconds=30.0)
+        found[index] = str(caught.value)
+
+    lists = [["b:2"], ["c:3"]]
+    threads = [threading.Thread(target=one, args=place) for place in enumerate(lists)]
+    with at_once():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=30)
+    for said in found.values():
+        assert "has another list of workers than the chief" in said and "b:2" in said
+    assert set(found) == {0, 1}
+
+
 def test_two_workers_with_one_index_are_told_as_all_who_came():
     with at_once():
         found = come_each(free_port(), [0, 1, 1, 2], 4, seconds=30.0)
