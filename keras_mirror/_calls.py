@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -19,17 +19,6 @@ from keras_mirror._binding import (
 from keras_mirror.strategies import Strategy
 
 
-@contextlib.contextmanager
-def keras_distribution(value: Any) -> Iterator[None]:
-    """While inside, this is what Keras takes for its distribution."""
-    before = keras.distribution.distribution()
-    keras.distribution.set_distribution(value)
-    try:
-        yield
-    finally:
-        keras.distribution.set_distribution(before)
-
-
 def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
     """What must hold while Keras runs a call of a model governed by `target`."""
     current = keras.distribution.distribution()
@@ -42,10 +31,10 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
         return stack
     stack.enter_context(_context.running(None))
     if target is not None:
-        stack.enter_context(keras_distribution(target))
+        stack.enter_context(_context.keras_distribution(target))
     elif isinstance(current, Strategy):
         # A plain model called inside a scope: Keras must not see our strategy.
-        stack.enter_context(keras_distribution(None))
+        stack.enter_context(_context.keras_distribution(None))
     return stack
 
 
@@ -84,22 +73,22 @@ def _recover(
 
 def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `fit` and its like."""
-    signature = inspect.signature(original)
+    name, signature = original.__name__, inspect.signature(original)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _context.replica_context() is not None:
             raise errors.RunArgumentError(
-                f"`{original.__name__}` spreads over the replicas itself, so it must "
+                f"`{name}` spreads over the replicas itself, so it must "
                 "be called outside of a replica.",
                 self,
             )
         target = binding_target(self)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_during_call(target))
-            stack.enter_context(_context.calling(original.__name__, self))
+            stack.enter_context(_context.calling(name, self))
             several = _context.has_many_workers(target)
-            name, used_callbacks = original.__name__, None
+            used_callbacks = None
             try:
                 if name == "fit":
                     begin_fit(self, target)

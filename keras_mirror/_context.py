@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import keras
+
 
 @dataclass(frozen=True)
 class ReplicaContext:
@@ -161,6 +163,13 @@ def has_many_workers(distribution: Any) -> bool:
     return getattr(distribution, "num_workers", 1) > 1
 
 
+def strategy_of_many(model: Any) -> Any:
+    """The strategy over many processes that `model` is bound to, or None."""
+    binding = binding_of(model)
+    found = binding.distribution if binding is not None else None
+    return found if has_many_workers(found) else None
+
+
 def hold_stop(model: Any) -> None:
     """Keeps that a callback has stopped `model`, until all workers know of it."""
     _held_stops.add(model)
@@ -197,6 +206,17 @@ def skip_batches(model: Any, count: int) -> None:
 def batches_to_skip(model: Any) -> int:
     """What `skip_batches` was told, once."""
     return _skipped.pop(model, 0)
+
+
+@contextlib.contextmanager
+def keras_distribution(value: Any) -> Iterator[None]:
+    """While inside, this is what Keras takes for its distribution."""
+    before = keras.distribution.distribution()
+    keras.distribution.set_distribution(value)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(before)
 
 
 def eager_call(model: Any) -> contextlib.AbstractContextManager[None]:

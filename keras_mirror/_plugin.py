@@ -18,7 +18,7 @@ import keras
 
 from keras_mirror import _context, _engine, callbacks, errors, worker_data
 from keras_mirror._binding import compile_under_strategy, move_model
-from keras_mirror._calls import call_under_strategy, keras_distribution, make_function
+from keras_mirror._calls import call_under_strategy, make_function
 from keras_mirror.optimizer import DistributedOptimizer
 from keras_mirror.strategies import Strategy
 
@@ -136,7 +136,7 @@ def _data_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
             bound.arguments["x"] = data
         # Else Keras hands a tf.data dataset to `distribute_dataset`, which is for
         # loops of one's own.
-        with keras_distribution(None):
+        with _context.keras_distribution(None):
             adapter = original(*bound.args, **bound.kwargs)
         if part is not None and part.shares_order:
             _share_order(adapter)
@@ -229,26 +229,12 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
         (data_adapters, "get_data_adapter", _data_adapter, "a worker reads its part"),
     ]
-    names += [
-        (
-            CallbackList,
-            "on_train_begin",
-            callbacks.agreeing_from_start,
-            "whether workers agree to stop",
-        ),
-        (
-            CallbackList,
-            "on_epoch_begin",
-            callbacks.agreeing_at_epoch_begin,
-            "workers agree on the learning rate",
-        ),
-        (
-            CallbackList,
-            "on_epoch_end",
-            callbacks.agreeing_at_epoch_end,
-            "workers agree to stop",
-        ),
-    ]
+    for name, wrap in (
+        ("on_train_begin", callbacks.agreeing_from_start),
+        ("on_epoch_begin", callbacks.agreeing_at_epoch_begin),
+        ("on_epoch_end", callbacks.agreeing_at_epoch_end),
+    ):
+        names.append((CallbackList, name, wrap, "workers agree on rate and stop"))
     for owner, name in (
         (keras.Model, "save"),
         (keras.Model, "save_weights"),

@@ -40,11 +40,12 @@ def make_mesh(devices: Sequence[str], *, by_worker: bool = False) -> Mesh:
     chosen = [known[name] for name in devices]
     counts = set(Counter(device.process_index for device in chosen).values())
     if by_worker and len(counts) == 1:
-        return _mesh(chosen, (-1, counts.pop()), (WORKER, DEVICE))
-    return _mesh(chosen, (-1,), (AXIS,))
+        return mesh_of(chosen, (-1, counts.pop()), (WORKER, DEVICE))
+    return mesh_of(chosen, (-1,), (AXIS,))
 
 
-def _mesh(devices: list[Any], shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+def mesh_of(devices: list[Any], shape: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+    """A mesh of this shape and these axes."""
     # `jax.make_mesh` makes Explicit axes by default, and shard_map refuses ordinary
     # arrays on those.
     kinds = (AxisType.Auto,) * len(names)
@@ -75,7 +76,7 @@ def at_home(mesh: Mesh) -> Mesh:
     own = [d for d in mesh.devices.flat if d.process_index == index]
     if len(own) == mesh.size:
         return mesh
-    return _mesh(own, (-1,), (AXIS,))
+    return mesh_of(own, (-1,), (AXIS,))
 
 
 def spans_processes(mesh: Mesh) -> bool:
@@ -93,6 +94,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def replicated_at_home(mesh: Mesh) -> NamedSharding:
     """A full copy on each device that this process has of the mesh."""
     return replicated(at_home(mesh))
+
+
+def from_own_rows(own: np.ndarray, mesh: Mesh, rows: int) -> jax.Array:
+    """An array of `rows` rows over all processes; each brings those it computes."""
+    dtype = jax.dtypes.canonicalize_dtype(own.dtype)
+    return jax.make_array_from_process_local_data(
+        by_rows(mesh), own.astype(dtype, copy=False), (rows, *own.shape[1:])
+    )
 
 
 @functools.cache

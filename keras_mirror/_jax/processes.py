@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from keras_mirror import _seeds, errors
 from keras_mirror._jax import chief_watch, compat
+from keras_mirror._jax.mesh import WORKER, from_own_rows, mesh_of, replicated
 from keras_mirror.cluster.rendezvous import meet
 
 # How long a worker waits for the others at one place of the program.
@@ -230,15 +230,10 @@ def _over_workers(
 ) -> np.ndarray:
     # JAX's own multihost_utils asks for as many devices in each process.
     first = {device.process_index: device for device in reversed(jax.devices())}
-    chosen = np.array([first[index] for index in sorted(first)], dtype=object)
-    mesh = Mesh(chosen, ("worker",), axis_types=(AxisType.Auto,))
-    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
-    values = jax.make_array_from_process_local_data(
-        NamedSharding(mesh, PartitionSpec("worker")),
-        array[None].astype(dtype, copy=False),
-        (len(chosen), *array.shape),
-    )
-    found = jax.jit(function, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    chosen = [first[index] for index in sorted(first)]
+    mesh = mesh_of(chosen, (-1,), (WORKER,))
+    values = from_own_rows(array[None], mesh, mesh.size)
+    found = jax.jit(function, out_shardings=replicated(mesh))
     return np.asarray(found(values).addressable_data(0))
 
 

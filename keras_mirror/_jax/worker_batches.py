@@ -20,7 +20,7 @@ from keras_mirror import _context, errors
 from keras_mirror._engine import Part, TrainingStopped
 from keras_mirror._jax import processes
 from keras_mirror._jax.batch import StepBatch, flatten, is_sparse, prepare
-from keras_mirror._jax.mesh import by_rows
+from keras_mirror._jax.mesh import from_own_rows
 from keras_mirror._jax.preemption import is_asked_to_leave
 
 Shapes = list[tuple[tuple[int, ...], str]]
@@ -168,19 +168,13 @@ class WorkerBatches:
         leaves, structure = flatten(data)
         leaves = [np.asarray(leaf) for leaf in leaves]
         if _is_laid_out(counts, self._mesh):
-            placed = [self._placed(leaf, sum(counts)) for leaf in leaves]
+            placed = [from_own_rows(leaf, self._mesh, sum(counts)) for leaf in leaves]
             return StepBatch(structure.unflatten(placed), None, True, own)
         whole = prepare(
             structure.unflatten([_all_rows(leaf, counts) for leaf in leaves]),
             self._mesh,
         )
         return StepBatch(whole.data, whole.rows, whole.is_even, own)
-
-    def _placed(self, leaf: np.ndarray, rows: int) -> jax.Array:
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.make_array_from_process_local_data(
-            by_rows(self._mesh), leaf.astype(dtype, copy=False), (rows, *leaf.shape[1:])
-        )
 
 
 def _on_host(leaf: Any) -> np.ndarray | None:

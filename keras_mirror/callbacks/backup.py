@@ -39,11 +39,6 @@ class _Epoch:
     batches: int
 
 
-def _has_many_workers(model: Any) -> bool:
-    binding = _context.binding_of(model)
-    return binding is not None and _context.has_many_workers(binding.distribution)
-
-
 def _seeds_of(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if _seeds.is_seed(v)]
 
@@ -118,7 +113,7 @@ def restoring(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_train_begin(self: Any, logs: Any = None) -> None:
         original(self, logs)
         self._km_epoch = self._km_record = None
-        if not _has_many_workers(self.model):
+        if _context.strategy_of_many(self.model) is None:
             return
         read = _read(self) if _is_local(self) else None
         epoch = self.model._initial_epoch if read is None else read["epoch"]
@@ -135,7 +130,7 @@ def beginning_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
         original(self, epoch, logs)
-        if not _has_many_workers(self.model):
+        if _context.strategy_of_many(self.model) is None:
             return
         record, self._km_record = getattr(self, "_km_record", None), None
         batches = 0

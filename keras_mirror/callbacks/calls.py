@@ -35,12 +35,17 @@ def heard_or_spared(name: str) -> Callable[[Any], Any]:
             )
             if not spared:
                 original(self, batch, logs)
-            if name == "on_train_batch_end" and getattr(self, "_km_agrees", False):
+            if name == "on_train_batch_end" and _is_among_workers():
                 _hold_stop(self.model)
 
         return call
 
     return wrap
+
+
+def _is_among_workers() -> bool:
+    """Whether the call that is under way is one of many workers'."""
+    return _context.has_many_workers(_context.running_strategy())
 
 
 def _hold_stop(model: Any) -> None:
@@ -56,7 +61,7 @@ def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:
         original(self, logs)
-        if not _context.has_many_workers(_context.running_strategy()):
+        if not _is_among_workers():
             return
         _context.take_held_stop(self.model)
         asked = [self.params.get("epochs"), self.params.get("steps")]
@@ -66,7 +71,6 @@ def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
         if any(count != counts[0] for count in counts):
             words = [f"{epochs} epochs of {steps} steps" for epochs, steps in counts]
             raise errors.WorkersDifferError("steps", words)
-        self._km_agrees = True
         self._km_rate = told[0][1]
 
     return on_train_begin
@@ -78,7 +82,7 @@ def agreeing_at_epoch_begin(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_epoch_begin(self: Any, epoch: Any, logs: Any = None) -> None:
         original(self, epoch, logs)
-        if _context.has_many_workers(_context.running_strategy()):
+        if _is_among_workers():
             _agree(self, False, "the beginning of an epoch")
 
     return on_epoch_begin
@@ -90,7 +94,7 @@ def agreeing_at_epoch_end(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def on_epoch_end(self: Any, epoch: Any, logs: Any = None) -> None:
         original(self, epoch, logs)
-        if _context.has_many_workers(_context.running_strategy()):
+        if _is_among_workers():
             held = _context.take_held_stop(self.model)
             wants = bool(held or self.model.stop_training)
             self.model.stop_training = _agree(self, wants, "the end of an epoch")

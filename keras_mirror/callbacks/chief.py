@@ -18,9 +18,8 @@ _WRITERS = (
 
 def is_silent_worker(model: Any) -> bool:
     """Whether the model trains with other workers and another one is the chief."""
-    binding = _context.binding_of(model)
-    strategy: Any = binding.distribution if binding is not None else None
-    return _context.has_many_workers(strategy) and not strategy.is_chief
+    strategy = _context.strategy_of_many(model)
+    return strategy is not None and not strategy.is_chief
 
 
 def for_this_worker(model: Any, arguments: dict[str, Any]) -> None:

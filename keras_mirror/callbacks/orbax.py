@@ -20,9 +20,7 @@ def as_numpy_for_many_workers(original: Callable[..., Any]) -> Callable[..., Any
     @functools.wraps(original)
     def state_tree(model: Any) -> Any:
         found = original(model)
-        binding = _context.binding_of(model)
-        strategy = binding.distribution if binding is not None else None
-        if not _context.has_many_workers(strategy):
+        if _context.strategy_of_many(model) is None:
             return found
         return keras.tree.map_structure(keras.ops.convert_to_numpy, found)
 
@@ -41,12 +39,8 @@ def loading_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = _current_strategy()
         if strategy is None:
             return original(*args, **kwargs)
-        before = keras.distribution.distribution()
-        keras.distribution.set_distribution(strategy)  # else Keras leaves it to Orbax
-        try:
+        with _context.keras_distribution(strategy):  # else Keras leaves it to Orbax
             found = original(*args, **kwargs)
-        finally:
-            keras.distribution.set_distribution(before)
         return keras.tree.map_structure(lambda x: np.empty(x.shape, x.dtype), found)
 
     return abstract
@@ -55,6 +49,5 @@ def loading_as_numpy(original: Callable[..., Any]) -> Callable[..., Any]:
 def _current_strategy() -> Any:
     """The current one, or the one of many workers that any model is bound to."""
     current = _context.innermost_scope() or _context.get_global()
-    bound = (binding.distribution for _, binding in _context.bindings())
-    spread = (found for found in bound if _context.has_many_workers(found))
-    return current or next(spread, None)
+    spread = (_context.strategy_of_many(model) for model, _ in _context.bindings())
+    return current or next(filter(None, spread), None)

@@ -231,28 +231,13 @@ def attempt(function):
         return f"{type(error).__name__}: {error}"
 
 
-class Raises(keras.callbacks.Callback):
-    """On worker 1, in one method."""
+class On(keras.callbacks.Callback):
+    """Calls a function on worker 1, in one method."""
 
-    def __init__(self, name):
+    def __init__(self, name, function):
         super().__init__()
         if me == 1:
-            setattr(self, name, self.fail)
-
-    def fail(self, *args, **kwargs):
-        raise OSError("no such shard")
-
-
-class StopsAt(keras.callbacks.Callback):
-    """On worker 1, in one method."""
-
-    def __init__(self, name):
-        super().__init__()
-        if me == 1:
-            setattr(self, name, self.stop)
-
-    def stop(self, *args, **kwargs):
-        self.model.stop_training = True
+            setattr(self, name, lambda *_, **__: function(self.model))
 
 
 class OwnStep(keras.Sequential):
@@ -305,14 +290,14 @@ def errors_of_one():
         "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
     }
     for name in ("on_train_begin", "on_epoch_end", "on_train_end"):
-        raises = [Raises(name)]
+        raises = [On(name, raise_)]
         heard[name] = attempt(lambda r=raises: fit(built, epochs=1, callbacks=r))
     note = lambda _: ended.append(forked_and_ended())  # noqa: E731
     fit(built, epochs=1, callbacks=[At(me, note, epoch=0)])
     stopped = {}
     for name in ("on_train_begin", "on_epoch_begin", "on_train_batch_begin"):
         before = int(built.optimizer.iterations)
-        fit(built, epochs=3, callbacks=[StopsAt(name)])
+        fit(built, epochs=3, callbacks=[On(name, stop)])
         stopped[name] = int(built.optimizer.iterations) - before
     fit(built, epochs=1)
     weights = built.get_weights()
