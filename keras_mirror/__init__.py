@@ -27,6 +27,9 @@ if not _is_command_line():
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
     )
     from keras_mirror.strategies import OneDeviceStrategy as OneDeviceStrategy
+    from keras_mirror.strategies import (
+        ParameterServerStrategy as ParameterServerStrategy,
+    )
     from keras_mirror.strategies import Strategy as Strategy
     from keras_mirror.strategies import get_strategy as get_strategy
     from keras_mirror.strategies import set_strategy as set_strategy
@@ -36,14 +39,11 @@ if not _is_command_line():
 
 
 def __getattr__(name: str) -> object:
-    planned = (
-        "ParameterServerStrategy",
-        "CentralStorageStrategy",
-    )
+    planned = ("CentralStorageStrategy",)
     if name in planned:
         raise AttributeError(
             f"This version of keras_mirror ({__version__}) does not have {name} yet. "
             "Available: MirroredStrategy, MultiWorkerMirroredStrategy, "
-            "OneDeviceStrategy."
+            "OneDeviceStrategy, ParameterServerStrategy."
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

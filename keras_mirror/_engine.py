@@ -104,8 +104,13 @@ class Engine(Protocol):
         """Raises InconsistentVariableError unless all copies are equal."""
         ...
 
-    def make_mesh(self, devices: Sequence[str], *, by_worker: bool) -> Any:
-        """The backend's mesh over `devices`: one axis, or (worker, device)."""
+    def make_mesh(
+        self, devices: Sequence[str], *, by_worker: bool, num_servers: int | None
+    ) -> Any:
+        """The backend's mesh over `devices`.
+
+        It has one axis, or (worker, device), or (mirror, server).
+        """
         ...
 
     def place_model(self, model: Any, strategy: Any) -> None:

@@ -125,6 +125,29 @@ class IncompatibleOptionsError(KerasMirrorError, ValueError):
         super().__init__(f"{why} Received: {first} together with {second}. {fix}")
 
 
+class ServerCountError(KerasMirrorError, ValueError):
+    """Servers that do not divide the devices."""
+
+    def __init__(self, num_servers: int, devices: int):
+        fits = [n for n in range(1, devices + 1) if devices % n == 0]
+        super().__init__(
+            "Every group of servers has equally many devices, so `num_servers` must "
+            f"divide their number. Received: num_servers={num_servers} with {devices} "
+            f"devices. Use one of {', '.join(map(str, fits))}."
+        )
+
+
+class AsynchronousModeError(KerasMirrorError, ValueError):
+    """Asynchronous training, which this version does not have."""
+
+    def __init__(self, mode: object):
+        super().__init__(
+            "This version of keras_mirror trains synchronously. "
+            f'Received: mode={mode!r}. Use mode="sync", in which all workers apply '
+            "every step's gradients together."
+        )
+
+
 class ReplicaViewError(KerasMirrorError, ValueError):
     """`view="replica"` was asked for a step that cannot run once per replica."""
 

@@ -20,6 +20,7 @@ from keras_mirror._jax import (
     processes,
     report,
     run,
+    sharded,
     state,
     steps,
     worker_batches,
@@ -67,12 +68,19 @@ class JaxEngine:
     def check_consistency(self, model: Any) -> None:
         consistency.check(state.model_variables(model))
 
-    def make_mesh(self, devices: Sequence[str], *, by_worker: bool) -> Any:
-        return mesh.make_mesh(devices, by_worker=by_worker)
+    def make_mesh(
+        self, devices: Sequence[str], *, by_worker: bool, num_servers: int | None
+    ) -> Any:
+        return mesh.make_mesh(devices, by_worker=by_worker, num_servers=num_servers)
 
     def place_model(self, model: Any, strategy: Any) -> None:
-        home = mesh.replicated_at_home(strategy.mesh)
-        state.spread(state.model_variables(model), home)
+        variables = state.model_variables(model)
+        if getattr(strategy, "shard", None) is None:
+            home = mesh.replicated_at_home(strategy.mesh)
+            shardings = [home] * len(variables)
+        else:
+            shardings = sharded.variable_shardings(model, strategy, variables)
+        state.spread(variables, shardings)
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
         return batch.place_inputs(inputs, strategy.mesh)
@@ -99,13 +107,21 @@ class JaxEngine:
         )
 
     def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        step = steps.StepFunction(model, strategy, global_view.test_step(model))
+        step = steps.StepFunction(
+            model,
+            strategy,
+            global_view.test_step(model, sharded.layout_of(model, strategy)),
+        )
         return steps.over_iterator(
             step, model.steps_per_execution, _last, what="a batch to evaluate"
         )
 
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        step = steps.PredictFunction(model, strategy, global_view.predict_step(model))
+        step = steps.PredictFunction(
+            model,
+            strategy,
+            global_view.predict_step(model, sharded.layout_of(model, strategy)),
+        )
         return steps.over_iterator(
             step, model.steps_per_execution, _concatenated, what="a batch to predict"
         )
@@ -153,14 +169,13 @@ class JaxEngine:
         placed = batch.prepare((x, y, sample_weight), strategy.mesh)
         groups = _context.internals().state_variables(model, 4)
         values = [[v.value for v in group] for group in groups]
-        args = report.abstract(values, mesh.replicated(strategy.mesh))
+        shardings = step.layout.of_state([len(group) for group in groups])
+        args = report.abstract(values, shardings)
         view = step.view(values, placed)
         if view == "replica":
-            lowered = step.replica_jit.lower(tuple(args), placed.data)
+            lowered = step.replica_jit.lower(args, placed.data)
         else:
-            lowered = step.global_jit(placed).lower(
-                tuple(args), placed.data, placed.rows
-            )
+            lowered = step.global_jit(placed).lower(args, placed.data, placed.rows)
         text = lowered.compile().as_text()
         number, sent = report.count(text, strategy.num_replicas_in_sync)
         return StepReport(number, sent, view, text)

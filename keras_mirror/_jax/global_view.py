@@ -13,23 +13,26 @@ import jax
 from jax.sharding import NamedSharding
 
 from keras_mirror import _context
+from keras_mirror._jax.sharded import Layout
 
-# (state, data, rows, layout) -> (outputs, state)
+# (state, data, rows, rows_as) -> (outputs, state)
 Step = Callable[..., Any]
 
 
-def real_rows(data: Any, rows: int | None, layout: NamedSharding | None) -> Any:
+def real_rows(data: Any, rows: int | None, rows_as: NamedSharding | None) -> Any:
     """Slices the padding off: [padded, ...] -> [rows, ...].
 
     Args:
         data: The padded batch.
         rows: How many rows are real; None where there is no padding.
-        layout: How the real rows are to lie; None leaves that to XLA.
+        rows_as: How the real rows are to lie; None leaves that to XLA.
     """
     if rows is None:
         return data
     data = jax.tree.map(lambda leaf: leaf[:rows], data)
-    return data if layout is None else jax.lax.with_sharding_constraint(data, layout)
+    if rows_as is None:
+        return data
+    return jax.lax.with_sharding_constraint(data, rows_as)
 
 
 def has_sort(jaxpr: Any) -> bool:
@@ -50,14 +53,33 @@ def has_sort(jaxpr: Any) -> bool:
     return False
 
 
-def train_step(model: Any, num_replicas: int, reduction: str) -> Step:
+def _whole(state: Any, layout: Layout) -> tuple[Any, ...]:
+    """The state of which no weight is split; the optimizer's and metrics as they are.
+
+    Only the layout changes. XLA puts a weight together where it is first used.
+    """
+    if not layout.is_split:
+        return tuple(state)
+    trainable, non_trainable, *rest = state
+    return (
+        layout.whole(trainable, layout.parameters),
+        layout.whole(non_trainable, layout.others),
+        *rest,
+    )
+
+
+def _as_lists(state: Any) -> tuple[list[Any], ...]:
+    return tuple(list(part) for part in state)
+
+
+def train_step(model: Any, num_replicas: int, reduction: str, layout: Layout) -> Step:
     """The model's own train step; with reduction "sum", gradients add up."""
 
     def scaled(grads: Any, _: Any) -> Any:
         return [None if g is None else g * num_replicas for g in grads]
 
     def step(
-        state: Any, data: Any, rows: int | None, layout: NamedSharding | None = None
+        state: Any, data: Any, rows: int | None, rows_as: NamedSharding | None = None
     ) -> Any:
         summing = (
             contextlib.nullcontext()
@@ -65,31 +87,37 @@ def train_step(model: Any, num_replicas: int, reduction: str) -> Step:
             else _context.internals().reducing_optimizers(model, scaled)
         )
         with summing:
-            return model.train_step(state, real_rows(data, rows, layout))
+            logs, state = model.train_step(
+                _whole(state, layout), real_rows(data, rows, rows_as)
+            )
+        return logs, _as_lists(state)
 
     return step
 
 
-def test_step(model: Any) -> Step:
+def test_step(model: Any, layout: Layout) -> Step:
     """The model's own test step."""
 
     def step(
-        state: Any, data: Any, rows: int | None, layout: NamedSharding | None = None
+        state: Any, data: Any, rows: int | None, rows_as: NamedSharding | None = None
     ) -> Any:
-        return model.test_step(state, real_rows(data, rows, layout))
+        logs, state = model.test_step(
+            _whole(state, layout), real_rows(data, rows, rows_as)
+        )
+        return logs, _as_lists(state)
 
     return step
 
 
-def predict_step(model: Any) -> Step:
+def predict_step(model: Any, layout: Layout) -> Step:
     """The model's own predict step."""
 
     def step(
-        state: Any, data: Any, rows: int | None, layout: NamedSharding | None = None
+        state: Any, data: Any, rows: int | None, rows_as: NamedSharding | None = None
     ) -> Any:
         outputs, non_trainable = model.predict_step(
-            tuple(state), real_rows(data, rows, layout)
+            _whole(state, layout), real_rows(data, rows, rows_as)
         )
-        return outputs, (state[0], non_trainable)
+        return outputs, _as_lists((state[0], non_trainable))
 
     return step

@@ -9,9 +9,11 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-# The axes of a mesh of one process, and of one of many.
+# The axes of a mesh of one process, of one of many, and of one of servers: variables
+# are split over the last axis and mirrored along the first.
 AXIS = "replica"
 WORKER, DEVICE = "worker", "device"
+MIRROR, SERVER = "mirror", "server"
 
 Axis = str | tuple[str, ...]
 
@@ -27,7 +29,9 @@ def all_devices() -> list[str]:
     return [f"{d.platform}:{d.id}" for d in devices]
 
 
-def make_mesh(devices: Sequence[str], *, by_worker: bool = False) -> Mesh:
+def make_mesh(
+    devices: Sequence[str], *, by_worker: bool = False, num_servers: int | None = None
+) -> Mesh:
     """A mesh over the named devices, in their order.
 
     Args:
@@ -35,9 +39,13 @@ def make_mesh(devices: Sequence[str], *, by_worker: bool = False) -> Mesh:
         by_worker: Whether its axes are the worker and the device of that worker,
             rather than the replica alone. Workers that have unequally many devices
             make no rectangle, and get the one axis.
+        num_servers: Over how many devices, side by side, a variable is split; the
+            axes are then the mirror and the server.
     """
     known = {f"{d.platform}:{d.id}": d for d in jax.devices()}
     chosen = [known[name] for name in devices]
+    if num_servers is not None:
+        return mesh_of(chosen, (-1, num_servers), (MIRROR, SERVER))
     counts = set(Counter(device.process_index for device in chosen).values())
     if by_worker and len(counts) == 1:
         return mesh_of(chosen, (-1, counts.pop()), (WORKER, DEVICE))
@@ -62,6 +70,7 @@ def is_ours(sharding: Any) -> bool:
     return isinstance(sharding, NamedSharding) and sharding.mesh.axis_names in (
         (AXIS,),
         (WORKER, DEVICE),
+        (MIRROR, SERVER),
     )
 
 

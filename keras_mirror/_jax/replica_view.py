@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
-from keras_mirror._jax import layouts, random
+from keras_mirror._jax import layouts, random, sharded
 from keras_mirror._jax.collectives import (
     combine,
     entering,
@@ -24,6 +24,7 @@ from keras_mirror._jax.collectives import (
 from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.losses import ReplicaHooks
 from keras_mirror._jax.mesh import Axis, replica_axis
+from keras_mirror._jax.sharded import Layout
 from keras_mirror._seeds import is_seed
 
 Step = Callable[[Any, Any], Any]
@@ -106,9 +107,39 @@ class _Reduction:
         return value
 
 
+def _with_whole_weights(
+    function: Callable[..., Any], layout: Layout
+) -> Callable[..., Any]:
+    """A loss of whole weights, as one of the blocks that this replica's server has.
+
+    The backward pass puts weights together again, so that no more than those in use
+    lie whole on a device. Their gradients leave it as blocks of the sum over servers.
+    Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
+    models", 2020.
+    """
+    if all(axis is None for axis in (*layout.parameters, *layout.others)):
+        return function
+
+    def loss(trainable: Any, non_trainable: Any, *rest: Any) -> Any:
+        whole = list(map(sharded.gathered, non_trainable, layout.others))
+        value, (loss, y_pred, left, metrics) = function(
+            list(map(sharded.gathered, trainable, layout.parameters)), whole, *rest
+        )
+        # What is unchanged is the block still.
+        left = [
+            block if new is old else sharded.own_block(new, axis)
+            for new, old, block, axis in zip(
+                left, whole, non_trainable, layout.others, strict=True
+            )
+        ]
+        return value, (loss, y_pred, left, metrics)
+
+    return jax.checkpoint(loss, policy=sharded.not_kept)
+
+
 def _region_one(
     model: Any,
-    mesh: Mesh,
+    layout: Layout,
     reduction: str,
     trainable: list[Any],
     non_trainable: list[Any],
@@ -118,7 +149,7 @@ def _region_one(
 ) -> Any:
     """Gradients, loss and state of one replica, reduced to those of the batch."""
     x, y, sample_weight = batch  # each leaf: [batch / replicas, ...]
-    replica = _Replica(mesh)
+    replica = _Replica(layout.mesh)
     variables = model.non_trainable_variables
     entered = replica.enter(variables, non_trainable)
     entered_metrics = replica.enter(model.metrics_variables, metrics)
@@ -135,7 +166,7 @@ def _region_one(
 
     with _context.replica(replica.context()), _context.hooks(replica.hooks()):
         grads, aux, orders = layouts.gradients(
-            share_of_loss,
+            _with_whole_weights(share_of_loss, layout),
             trainable,
             entered,
             entered_metrics,
@@ -153,9 +184,11 @@ def _region_one(
         "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
     )
     overwritten, rest = _split_gradients(model, grads, replica.axis)
+    blocks, rest = _summed_blocks(rest, layout)
     reduced.sums["grads"] = list(map(layouts.before, rest, orders))
     reduced.run()
     rest = list(map(layouts.after, reduced.sums["grads"], orders))
+    rest = [blocks.get(i, grad) for i, grad in enumerate(rest)]
     if reduction == "sum":
         rest = [None if grad is None else grad * replica.count for grad in rest]
     return (
@@ -165,6 +198,21 @@ def _region_one(
         reduced.values("state", left),
         reduced.values("metrics", new_metrics),
     )
+
+
+def _summed_blocks(
+    grads: list[Any], layout: Layout
+) -> tuple[dict[int, jax.Array], list[Any]]:
+    """Takes out the gradients of which each server gets a block, summed."""
+    blocks = {}
+    for i, axis in enumerate(layout.gradients):
+        if axis is None or grads[i] is None:
+            continue
+        if layout.parameters[i] is None:
+            blocks[i] = sharded.scattered_sum(grads[i], axis)
+        else:  # scattered by the gather's derivative
+            blocks[i] = sharded.mirrored_sum(grads[i])
+    return blocks, [None if i in blocks else grad for i, grad in enumerate(grads)]
 
 
 def _split_gradients(
@@ -184,7 +232,7 @@ def _join_gradients(rest: list[Any], overwritten: dict[int, Any]) -> list[Any]:
     return [overwritten.get(i, grad) for i, grad in enumerate(rest)]
 
 
-def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
+def default_step(model: Any, layout: Layout, reduction: str) -> Step:
     """Keras' own train step in two regions of one program.
 
     Region 1 runs once per replica and ends in the reduction. Region 2 is the global
@@ -197,23 +245,28 @@ def default_step(model: Any, mesh: Mesh, reduction: str) -> Step:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
         def region_one(*parts: Any) -> Any:
-            return _region_one(model, mesh, reduction, *parts)
+            return _region_one(model, layout, reduction, *parts)
 
-        rows = P(replica_axis(mesh))
+        rows = P(replica_axis(layout.mesh))
+        weights, others, gradients = (
+            [sharded.spec_of(axis) for axis in axes] or P()
+            for axes in (layout.parameters, layout.others, layout.gradients)
+        )
         grads, loss, y_pred, non_trainable, metrics = shard_map(
             region_one,
-            mesh=mesh,
-            in_specs=(P(), P(), P(), P(), rows),
-            out_specs=(P(), P(), rows, P(), P()),
+            mesh=layout.mesh,
+            in_specs=(weights, others, P(), P(), rows),
+            out_specs=(gradients, P(), rows, others, P()),
             check_vma=False,
         )(trainable, non_trainable, optimizer, metrics, (x, y, sample_weight))
+        # A server updates its block of a weight that all of them have whole.
         trainable, optimizer = model.optimizer.stateless_apply(
-            optimizer, grads, trainable
+            optimizer, grads, layout.constrained(trainable, layout.gradients)
         )
         logs, metrics = model._update_metrics_variables(
             metrics, loss, x, y, y_pred, sample_weight
         )
-        return logs, (trainable, non_trainable, optimizer, metrics)
+        return logs, (list(trainable), non_trainable, list(optimizer), list(metrics))
 
     return step
 
@@ -237,12 +290,14 @@ def _merged_logs(model: Any, logs: Any, metrics: list[Any], axis: Axis) -> Any:
     }
 
 
-def custom_step(model: Any, mesh: Mesh, reduction: str) -> Step:
-    """A user's own `train_step`, run whole in each replica.
+def custom_step(model: Any, layout: Layout, reduction: str) -> Step:
+    """A user's own `train_step`, run whole in each replica; no variable is split.
 
     Its optimizers reduce gradients before they apply them; metrics, other state and
     logs are put together afterwards.
     """
+
+    mesh = layout.mesh
 
     def local(state: Any, data: Any) -> Any:
         trainable, non_trainable, optimizer, metrics = state

@@ -70,9 +70,12 @@ def _group_size(line: str) -> int | None:
     return int(found["size"] or len(found["first"].split(",")))
 
 
-def abstract(tree: Any, sharding: Any) -> Any:
-    """Shapes, dtypes and layout of a nest of arrays, without the arrays."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
+def abstract(groups: Any, shardings: Any) -> tuple[list[Any], ...]:
+    """Shapes, dtypes and layouts of the groups of a state, without the arrays."""
+    return tuple(
+        [
+            jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)
+            for value, sharding in zip(values, of_group, strict=True)
+        ]
+        for values, of_group in zip(groups, shardings, strict=True)
     )

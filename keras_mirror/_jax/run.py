@@ -13,17 +13,12 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from keras_mirror import _context, errors
-from keras_mirror._jax import random
+from keras_mirror import errors
+from keras_mirror._jax import programs
 from keras_mirror._jax.batch import everywhere
-from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
-from keras_mirror._jax.compat import own_mesh, shard_map
+from keras_mirror._jax.compat import own_mesh
 from keras_mirror._jax.mesh import by_rows, is_ours, replica_axis, spans_processes
 from keras_mirror._jax.state import lowered, replicate
-from keras_mirror._seeds import is_seed
-
-# A function may build a layer in each of its first passes, if not for ever.
-_MOST_PASSES = 5
 
 
 def _own_mesh(stacked: jax.Array) -> contextlib.AbstractContextManager[object]:
@@ -61,61 +56,6 @@ class PerReplica:
 
     def __repr__(self) -> str:
         return f"PerReplica({list(self.values)!r})"
-
-
-class _Recording(keras.StatelessScope):
-    """Collects what the code of one replica assigns to Keras variables.
-
-    Values assigned inside a traced program are not values outside of it; they
-    leave it as results, put together as in a step's replica view.
-    """
-
-    def __init__(self, replica_id: jax.Array, mesh: Mesh):
-        super().__init__()
-        self._replica_id = replica_id
-        self._mesh = mesh
-        # Values of this process cannot enter a program of all, constants can.
-        self._as_constants = spans_processes(mesh)
-        self.updates: dict[int, tuple[Any, jax.Array]] = {}
-        # Variables that a layer made in here: they have no values yet.
-        self.made: list[Any] = []
-
-    def add_update(self, update: tuple[Any, jax.Array]) -> None:
-        super().add_update(update)
-        self.updates[id(update[0])] = update
-
-    def get_current_value(self, variable: Any) -> Any:
-        found = super().get_current_value(variable)
-        if found is None and variable._value is None:
-            self.made.append(variable)
-            return None  # Keras puts its first value there
-        if found is not None:
-            return found
-        value = variable._value
-        if self._as_constants:
-            value = jnp.asarray(np.asarray(value))
-        if is_seed(variable):
-            return random.fold_in(value, self._replica_id)
-        if variable.aggregation == "sum":
-            return entering(value, "sum", self._replica_id)
-        return value if self._as_constants else None
-
-    def merged(self) -> list[jax.Array]:
-        """The new values of the assigned variables, equal on all replicas."""
-        means: dict[str, Any] = {}
-        sums: dict[str, Any] = {}
-        for i, (variable, new) in enumerate(self.updates.values()):
-            if is_seed(variable):
-                means[str(i)] = random.fold_out(new, self._replica_id)
-                continue
-            how, value = combine(new, variable.aggregation, self._replica_id)
-            (means if how == "mean" else sums)[str(i)] = value
-        seeds = {k: means.pop(k) for k in list(means) if not is_float(means[k])}
-        sums, means = sum_and_mean(
-            sums, means, replica_axis(self._mesh), self._mesh.size
-        )
-        values = {**seeds, **sums, **means}
-        return [values[str(i)] for i in range(len(self.updates))]
 
 
 def _is_by_rows(leaf: Any, mesh: Mesh) -> bool:
@@ -171,16 +111,6 @@ def _is_on_other_devices(array: Any, mesh: Mesh) -> bool:
     return array.sharding.device_set != set(mesh.devices.flat)
 
 
-def _as_result(leaf: Any) -> jax.Array:
-    if not hasattr(leaf, "dtype") and not isinstance(leaf, (int, float, complex)):
-        raise errors.PerReplicaValueError(
-            "run",
-            "the function must return arrays, numbers or nests of them. Received: "
-            f"{leaf!r} of type {type(leaf).__name__}.",
-        )
-    return jnp.asarray(leaf)[None]
-
-
 def run(
     mesh: Mesh, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -194,53 +124,15 @@ def run(
             "instead; DistributedOptimizer works in it.",
             fn,
         )
-    axis = replica_axis(mesh)
-    assigned: list[Any] = []
-    made: list[Any] = []
-
-    def local(*parts: Any) -> Any:
-        own = list(leaves)
-        for place, part in zip(places, parts, strict=True):
-            own[place] = part[0] if isinstance(leaves[place], PerReplica) else part
-        own_args, own_kwargs = structure.unflatten(own)
-        here = _context.ReplicaContext(jax.lax.axis_index(axis), mesh.size, axis)
-        with _context.replica(here), _Recording(here.replica_id, mesh) as recording:
-            result = fn(*own_args, **own_kwargs)
-        made[:] = recording.made
-        if made:
-            return None, []
-        assigned[:] = [variable for variable, _ in recording.updates.values()]
-        return jax.tree.map(_as_result, result), recording.merged()
-
-    def call() -> Any:
-        mapped = shard_map(
-            lambda *parts: local(*parts),  # a function that JAX has not traced yet
-            mesh=mesh,
-            in_specs=tuple(specs),
-            out_specs=(P(axis), P()),
-            check_vma=False,
-        )
-        # What a layer makes when it is first called gets its values at the end of
-        # the outermost scope, which must lie outside of the traced program.
-        with keras.StatelessScope():
-            return jax.jit(mapped)(*arrays)
-
+    kinds: list[Any] = [
+        None if place in places else programs.Fixed.of(leaf)
+        for place, leaf in enumerate(leaves)
+    ]
+    for place, spec in zip(places, specs, strict=True):
+        kinds[place] = programs.Varying(spec, isinstance(leaves[place], PerReplica))
     with own_mesh(mesh):
-        for _ in range(_MOST_PASSES):
-            result, values = call()
-            if not made:
-                break
-    if made:
-        raise errors.RunArgumentError(
-            f"The function makes variables at every call ({made[0].path} is one); "
-            "make them outside, or once.",
-            fn,
-        )
-    for variable, value in zip(assigned, values, strict=True):
-        if spans_processes(mesh):
-            value = lowered(value, mesh)
-        variable.assign(value)
-    return jax.tree.map(PerReplica, result)
+        program = programs.find(mesh, fn, structure, kinds, arrays)
+        return jax.tree.map(PerReplica, program(arrays))
 
 
 def _each(method: str, function: Callable[[jax.Array], Any], value: Any) -> Any:

@@ -14,6 +14,7 @@ from keras_mirror._jax.mesh import (
     replicated_at_home,
     spans_processes,
 )
+from keras_mirror._jax.sharded import Layout
 
 
 class Part(Sequence[jax.Array]):
@@ -91,22 +92,34 @@ def placed(state: Any, mesh: Mesh) -> PlacedState:
     return PlacedState(Part(list(part), mesh) for part in state)
 
 
-def place_state(state: Any, mesh: Mesh) -> PlacedState:
-    """The state with every array replicated over `mesh`."""
+def place_state(state: Any, layout: Layout) -> PlacedState:
+    """The state with every array where the layout has it."""
     if isinstance(state, PlacedState):
         return state
-    home = replicated_at_home(mesh)
-    parts = [_laid_out(list(part), home) for part in state]
+    mesh = layout.mesh
+    if layout.is_split:
+        shardings = layout.of_state([len(part) for part in state])
+        parts = [
+            _laid_out(list(part), of_part)
+            for part, of_part in zip(state, shardings, strict=True)
+        ]
+        return placed(parts, mesh)
+    return placed([place_values(list(part), mesh) for part in state], mesh)
+
+
+def place_values(values: list[Any], mesh: Mesh) -> list[jax.Array]:
+    """Values of variables as a program over `mesh` takes them: replicated."""
+    values = _laid_out(values, [replicated_at_home(mesh)] * len(values))
     if spans_processes(mesh):
-        parts = [[lifted(value, mesh) for value in part] for part in parts]
-    return placed(parts, mesh)
+        values = [lifted(value, mesh) for value in values]
+    return values
 
 
-def _laid_out(values: list[Any], sharding: NamedSharding) -> list[jax.Array]:
+def _laid_out(values: list[Any], shardings: list[NamedSharding]) -> list[jax.Array]:
     """`values`, those that lie elsewhere moved."""
-    away = [i for i, value in enumerate(values) if value.sharding != sharding]
+    away = [i for i, v in enumerate(values) if v.sharding != shardings[i]]
     if away:
-        moved = jax.device_put([values[i] for i in away], sharding)
+        moved = jax.device_put([values[i] for i in away], [shardings[i] for i in away])
         for i, value in zip(away, moved, strict=True):
             values[i] = value
     return values
@@ -129,18 +142,20 @@ def _values(variables: Iterable[Any]) -> list[tuple[Any, jax.Array]]:
     return [(v, value) for v, value in pairs if isinstance(value, jax.Array)]
 
 
-def spread(variables: Iterable[Any], sharding: NamedSharding) -> None:
-    """Lays the variables out over the mesh of `sharding`."""
+def spread(variables: list[Any], shardings: list[NamedSharding]) -> None:
+    """Lays each variable out as its sharding says."""
+    wanted = {id(v): s for v, s in zip(variables, shardings, strict=True)}
     pairs = []
     for variable, value in _values(variables):
+        sharding = wanted[id(variable)]
         # A layout given by `keras.distribution` would pull each assigned value
         # back to its own mesh.
         if getattr(variable, "_layout", None) is not None:
             variable._layout = None
         if value.sharding != sharding:
-            pairs.append((variable, value))
-    placed = jax.device_put([value for _, value in pairs], sharding)
-    for (variable, _), value in zip(pairs, placed, strict=True):
+            pairs.append((variable, value, sharding))
+    placed = jax.device_put([v for _, v, _ in pairs], [s for _, _, s in pairs])
+    for (variable, *_), value in zip(pairs, placed, strict=True):
         variable.assign(value)
 
 

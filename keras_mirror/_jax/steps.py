@@ -16,6 +16,7 @@ from keras_mirror._jax import global_view, processes, replica_view
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
+from keras_mirror._jax.sharded import layout_of
 from keras_mirror._jax.state import PlacedState, lowered, place_state, placed, replicate
 from keras_mirror._jax.worker_batches import WorkerBatches
 
@@ -33,16 +34,23 @@ _log = logging.getLogger("keras_mirror")
 class StepFunction:
     """One step of a model over a placed batch, compiled where Keras compiles.
 
+    Attributes:
+        layout: Where the variables lie.
+
     Args:
         model: The model, bound to `strategy`.
         strategy: Where to run.
         step: The step in the global view, a `global_view.Step`.
     """
 
+    # Of the state: trainable and non-trainable variables, and metrics.
+    _parts = 3
+
     def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
         self.strategy = strategy
         self._model = model
         self._mesh = strategy.mesh
+        self.layout = layout_of(model, strategy)
         # The newest state: what a call that is broken off leaves to the model.
         self.latest: PlacedState | None = None
         self._spans = spans_processes(self._mesh)
@@ -58,16 +66,25 @@ class StepFunction:
             self._irregular = jax.jit(step, donate_argnums=0, **options)
             options["in_shardings"] = self._in_shardings()
             self._global = jax.jit(step, donate_argnums=0, **options)
-            whole = functools.partial(step, layout=replicated(self._mesh))
+            whole = functools.partial(step, rows_as=replicated(self._mesh))
             self._whole_rows = jax.jit(whole, donate_argnums=0, **options)
         self._sorts: dict[Any, bool] = {}
         self._traced: set[Any] = set()
 
     def _in_shardings(self) -> Any:
-        return (replicated(self._mesh), by_rows(self._mesh))
+        # Of a state that is split: as it comes.
+        state = None if self.layout.is_split else replicated(self._mesh)
+        return (state, by_rows(self._mesh))
 
     def _out_shardings(self) -> Any:
-        return (replicated(self._mesh), replicated(self._mesh))
+        return (replicated(self._mesh), self._state_out())
+
+    def _state_out(self) -> Any:
+        """Where the new state lies."""
+        if not self.layout.is_split:
+            return replicated(self._mesh)
+        groups = _context.internals().state_variables(self._model, self._parts)
+        return self.layout.of_state([len(group) for group in groups])
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         """What to call, and the arguments."""
@@ -88,7 +105,7 @@ class StepFunction:
 
     def __call__(self, state: Any, data: Any) -> Any:
         """Runs one step; a failed one leaves the model with the state it had."""
-        state = place_state(state, self._mesh)
+        state = place_state(state, self.layout)
         self.latest = state
         done: list[Any] = []
         try:
@@ -181,9 +198,11 @@ class PredictFunction(StepFunction):
     Where other processes have a part of the mesh, every process gets all rows.
     """
 
+    _parts = 2  # no metrics
+
     def _out_shardings(self) -> Any:
         outputs = replicated(self._mesh) if self._spans else None
-        return (outputs, replicated(self._mesh))
+        return (outputs, self._state_out())
 
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
         if batch.own is None:
@@ -194,11 +213,18 @@ class PredictFunction(StepFunction):
 class TrainFunction(StepFunction):
     """The train step: the one that has two views."""
 
+    _parts = 4  # the optimizer's, too
+
     def __init__(self, model: Any, strategy: Any, reduction: str):
         super().__init__(
             model,
             strategy,
-            global_view.train_step(model, strategy.num_replicas_in_sync, reduction),
+            global_view.train_step(
+                model,
+                strategy.num_replicas_in_sync,
+                reduction,
+                layout_of(model, strategy),
+            ),
         )
         self._reduction = reduction
         self._replica: Any = None
@@ -225,7 +251,7 @@ class TrainFunction(StepFunction):
                 else replica_view.custom_step
             )
             self._replica = jax.jit(
-                make(self._model, self._mesh, self._reduction),
+                make(self._model, self.layout, self._reduction),
                 donate_argnums=0,
                 in_shardings=self._in_shardings(),
                 out_shardings=self._out_shardings(),
@@ -261,6 +287,12 @@ class TrainFunction(StepFunction):
                 f"run_eagerly={self._model.run_eagerly}",
                 "The replica view is a compiled program.",
                 'Compile the model with jit_compile=True, or use view="auto".',
+            )
+        is_custom = not _context.internals().has_default_step(self._model)
+        if self.layout.is_split and is_custom:
+            raise errors.ReplicaViewError(
+                "its own train_step or compute_loss runs whole in each replica, and "
+                f"shard={self.strategy.shard!r} leaves a replica a part of the state"
             )
         return "replica" if batch.is_even else "global"
 

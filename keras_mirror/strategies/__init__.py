@@ -12,3 +12,6 @@ from keras_mirror.strategies.multi_worker import (
     MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
 )
 from keras_mirror.strategies.one_device import OneDeviceStrategy as OneDeviceStrategy
+from keras_mirror.strategies.parameter_server import (
+    ParameterServerStrategy as ParameterServerStrategy,
+)

@@ -89,6 +89,8 @@ class Strategy(Distribution):
             rows), "global" (the one-device program over sharded arrays) or "auto".
         available: Names of the devices to choose from; None for this process'.
         by_worker: Whether the mesh has an axis for the workers.
+        num_servers: Over how many devices a variable is split; the mesh then has the
+            axes "mirror" and "server".
     """
 
     name = "strategy"
@@ -100,6 +102,7 @@ class Strategy(Distribution):
         view: View = "auto",
         available: Sequence[str] | None = None,
         by_worker: bool = False,
+        num_servers: int | None = None,
     ):
         check_view(view)
         if available is None:
@@ -109,7 +112,9 @@ class Strategy(Distribution):
         super().__init__(mesh, batch_dim_name=AXIS_NAME, auto_shard_dataset=False)
         self._devices = tuple(devices)
         self._view: View = view
-        self._mesh = _engine.load().make_mesh(devices, by_worker=by_worker)
+        self._mesh = _engine.load().make_mesh(
+            devices, by_worker=by_worker, num_servers=num_servers
+        )
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -125,8 +130,8 @@ class Strategy(Distribution):
     def mesh(self) -> Any:
         """The backend's mesh (`jax.sharding.Mesh`).
 
-        Its one axis is "replica"; under `MultiWorkerMirroredStrategy` it is
-        ("worker", "device").
+        Its one axis is "replica"; under `MultiWorkerMirroredStrategy` its axes are
+        ("worker", "device"), under `ParameterServerStrategy` ("mirror", "server").
         """
         return self._mesh
 
@@ -183,9 +188,10 @@ class Strategy(Distribution):
     ) -> Any:
         """Calls `fn` once per replica, with the replica axis bound.
 
-        For custom training loops. It traces and compiles `fn` anew at each call, some
-        tenths of a second: in long loops compile a `jax.shard_map` of your own, with
-        a `DistributedOptimizer` in it. Arrays of `args` and `kwargs` that
+        For custom training loops. `fn` is compiled once for arguments of one kind, as
+        by `jax.jit`, and again where a global or a variable around it that it names
+        was bound to something else; the attributes of objects that it reads are
+        those of the first call. Arrays of `args` and `kwargs` that
         `distribute_dataset` sharded reach each replica as its own rows; everything
         else reaches every replica whole.
 

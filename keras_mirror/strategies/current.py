@@ -11,14 +11,20 @@ from keras_mirror.strategies.base import Distribution, Strategy
 from keras_mirror.strategies.mirrored import MirroredStrategy
 from keras_mirror.strategies.multi_worker import MultiWorkerMirroredStrategy
 from keras_mirror.strategies.one_device import OneDeviceStrategy
+from keras_mirror.strategies.parameter_server import ParameterServerStrategy
 
 ENVIRONMENT = "KERAS_MIRROR_STRATEGY"
 _CLASSES: dict[str, Any] = {
     cls.name: cls
-    for cls in (OneDeviceStrategy, MirroredStrategy, MultiWorkerMirroredStrategy)
+    for cls in (
+        OneDeviceStrategy,
+        MirroredStrategy,
+        MultiWorkerMirroredStrategy,
+        ParameterServerStrategy,
+    )
 }
 # Names that users of tf.distribute will try; the next releases bring them.
-_PLANNED = ("parameter_server", "central_storage")
+_PLANNED = ("central_storage",)
 
 
 def strategy_names() -> list[str]:

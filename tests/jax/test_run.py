@@ -1,5 +1,9 @@
 """strategy.run, reduce, gather and distribute_dataset: loops of one's own."""
 
+import gc
+import types
+import weakref
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -215,6 +219,83 @@ def test_a_layer_with_state_and_dropout_can_be_called():
     strategy.run(lambda x: model(x, training=True), (x,))
     moving = np.asarray(model.layers[0].moving_mean)
     assert_same("moving mean", moving, 0.01 * X.mean(axis=0))
+
+
+def test_a_function_is_traced_once_for_arguments_of_one_kind():
+    strategy = mirrored()
+    weight = keras.Variable(2.0)
+    traced = types.SimpleNamespace(times=0)
+
+    def step(x, scale):
+        traced.times += 1
+        weight.assign(weight + 1)
+        return jnp.sum(x) * weight * scale
+
+    def total(scale, rows=X):
+        (x,) = strategy.distribute_dataset([rows])
+        return float(strategy.reduce("sum", strategy.run(step, (x, scale))))
+
+    assert_same("first", total(2.0), X.sum() * 3 * 2)
+    before = traced.times
+    weight.assign(9.0)
+    assert_same("new value", total(2.0, X + 1), (X + 1).sum() * 10 * 2)
+    assert traced.times == before
+    # Other programs: 3.0 is no 2.0, nor is it 3; four rows are not eight.
+    for number, arguments in enumerate([(3.0,), (3,), (0.0,), (2.0, X[:4])], 1):
+        total(*arguments)
+        assert traced.times == before + number
+    assert_same("sign", np.signbit(strategy.run(step, (X, -0.0)).values[0]), True)
+    assert traced.times == before + 5
+
+
+scale, weights = 1.0, {"w": jnp.ones(3)}
+
+
+def scaled():
+    return scale * weights["w"]
+
+
+class Scaling:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def step(self):
+        return scaled() * self.factor
+
+
+def test_what_is_bound_anew_around_a_function_is_seen():
+    global scale
+    strategy = mirrored()
+    one, two = Scaling(1.0), Scaling(2.0)
+    shift = 0.0
+
+    def step():
+        return scaled() + shift
+
+    def found(fn):
+        return np.asarray(strategy.run(fn).values[0])[0]
+
+    assert [found(f) for f in (one.step, two.step, step)] == [1, 2, 1]
+    scale = 3.0
+    assert [found(f) for f in (one.step, two.step, step)] == [3, 6, 3]
+    weights["w"] = weights["w"] * 2
+    assert [found(f) for f in (one.step, two.step, step)] == [6, 12, 6]
+    shift = 1.0
+    assert found(step) == 7
+
+
+def test_a_function_and_what_it_holds_are_let_go():
+    strategy = mirrored()
+
+    def run_once():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        strategy.run(lambda x: model(x), (X,))
+        return weakref.ref(model)
+
+    gone = run_once()
+    keras.utils.clear_session()
+    gc.collect()
+    assert gone() is None
 
 
 WRONG = {

@@ -14,6 +14,8 @@ import time
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 FLAG = "--xla_force_host_platform_device_count"
+# Half the time to compile: workers train for a second or two.
+QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 
 
 def free_ports(count):
@@ -24,17 +26,22 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def environment(devices):
-    """Of a worker: this checkout, and so many virtual devices."""
+def environment(devices, *, is_bare=True, as_users_do=False):
+    """Of a worker: this checkout, and so many virtual devices.
+
+    A bare one has no TensorFlow, no torch and no matplotlib: see `bare`. Programs are
+    compiled quickly, not to be quick; `as_users_do` leaves XLA as it is.
+    """
     found = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TF_CONFIG", "KERAS_DISTRIBUTION", "KERAS_MIRROR"))
     }
-    path = os.pathsep.join([str(ROOT), str(HERE), str(ROOT / "tests" / "jax")])
+    folders = [HERE / "bare"] * is_bare + [ROOT, HERE, ROOT / "tests" / "jax"]
+    path = os.pathsep.join(map(str, folders))
     return found | {
         "KERAS_BACKEND": "jax",
-        "XLA_FLAGS": f"{FLAG}={devices}",
+        "XLA_FLAGS": f"{FLAG}={devices}" + (not as_users_do) * f" {QUICK}",
         "PYTHONPATH": path,
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -46,7 +53,17 @@ class Cluster:
     The others see the chief at `seen_at(its port)`, where that is given.
     """
 
-    def __init__(self, script, folder, *, workers, devices, arguments=(), seen_at=None):
+    def __init__(
+        self,
+        script,
+        folder,
+        *,
+        workers,
+        devices,
+        arguments=(),
+        seen_at=None,
+        **options,
+    ):
         self.folder = pathlib.Path(folder)
         ports = free_ports(workers)
         self.processes = []
@@ -60,7 +77,8 @@ class Cluster:
             with open(self.log_path(index), "wb") as log:
                 process = subprocess.Popen(
                     [sys.executable, str(HERE / script), str(folder), *arguments],
-                    env=environment(counts[index]) | {"TF_CONFIG": json.dumps(config)},
+                    env=environment(counts[index], **options)
+                    | {"TF_CONFIG": json.dumps(config)},
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
@@ -97,11 +115,9 @@ class Cluster:
         )
 
 
-def results(script, folder, *, workers, devices, seconds=240, arguments=()):
+def results(script, folder, *, workers, devices, seconds=240, **options):
     """What each worker has pickled; fails with the logs where one has failed."""
-    cluster = Cluster(
-        script, folder, workers=workers, devices=devices, arguments=arguments
-    )
+    cluster = Cluster(script, folder, workers=workers, devices=devices, **options)
     codes = cluster.wait(seconds)
     assert codes == [0] * workers, f"exit codes {codes}\n{cluster.logs()}"
     found = []

@@ -172,24 +172,6 @@ def refused(model, data):
         return f"{type(error).__name__}: {error}"
 
 
-class Fresh:
-    """One model, compiled once, as it was before it was trained."""
-
-    def __init__(self):
-        keras.utils.set_random_seed(7)
-        self.model = training.compiled(training.mlp())
-        self.model.optimizer.build(self.model.trainable_variables)
-        self.start = [np.array(value) for value in self._variables()]
-
-    def _variables(self):
-        return [*self.model.variables, *self.model.optimizer.variables]
-
-    def __call__(self):
-        for variable, value in zip(self._variables(), self.start, strict=True):
-            variable.assign(value)
-        return self.model
-
-
 def set_seeds(seed):
     import torch
 
@@ -223,12 +205,12 @@ def warned(model, seed):
 
 def on_worker(worker):
     """Every program on this worker."""
-    fresh = Fresh()
+    fresh = training.Fresh()
     set_seeds(20 + worker)
     found = parted(fresh)
     found["warned"] = [_attempted(warned, fresh(), seed) for seed in (worker, 3)]
     km.set_strategy(km.MultiWorkerMirroredStrategy(auto_shard="file"))
-    fresh = Fresh()
+    fresh = training.Fresh()
     for name, (counts, data, _) in FILES.items():
         found[f"files: {name}"] = _attempted(used, fresh(), data(counts))
     for name, (data, _) in REFUSED.items():
@@ -238,7 +220,7 @@ def on_worker(worker):
 
 def on_one_device():
     """The same over the global batches of two workers."""
-    fresh = Fresh()
+    fresh = training.Fresh()
     set_seeds(20)
     found = parted(fresh)
     for name, (counts, _, pieces) in FILES.items():

@@ -39,10 +39,9 @@ def assert_all_fail(workers, seconds=90):
     assert 0 not in codes and None not in codes, workers.logs()
 
 
-def results(folder, name):
-    return cluster.results(
-        "fault_worker.py", folder, arguments=(name,), seconds=120, **WORKERS
-    )
+def results(folder, name, **options):
+    options = {"arguments": (name,), "seconds": 120} | WORKERS | options
+    return cluster.results("fault_worker.py", folder, **options)
 
 
 @pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
@@ -85,7 +84,7 @@ def test_one_worker_stops_all_after_the_same_batch(tmp_path):
 
 
 def test_the_chief_alone_writes(tmp_path):
-    chief, other = results(tmp_path, "writes")
+    chief, other = results(tmp_path, "writes", is_bare=False)
     assert not other["written"]
     assert_same("weights", other["weights"], chief["weights"], 0)
     names = {path.name for path in (tmp_path / "files").iterdir()}

@@ -1,0 +1,172 @@
+"""Where the variables of a model lie: whole on every device, or split over servers."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from keras_mirror import _context
+from keras_mirror._jax.mesh import MIRROR, SERVER, replicated
+
+# The groups of a step's state, in Keras' order. Metrics are never split.
+_TRAINABLE, _NON_TRAINABLE, _OPTIMIZER = 0, 1, 2
+
+
+def split_axis(shape: tuple[int, ...], servers: int, min_elements: int) -> int | None:
+    """The axis along which the servers share a variable; None where each has it whole.
+
+    It is the longest of those that the servers divide.
+    """
+    if servers < 2 or math.prod(shape) < max(min_elements, 1):
+        return None
+    sizes = [size if size % servers == 0 else 0 for size in shape]
+    return sizes.index(max(sizes)) if any(sizes) else None
+
+
+def spec_of(axis: int | None) -> P:
+    """How an array lies that is split along `axis`."""
+    return P() if axis is None else P(*[None] * axis, SERVER)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a strategy lays out the state of the steps of one model.
+
+    Attributes:
+        mesh: The replicas.
+        parameters: Of each trainable variable, the axis along which it is split
+            between steps; None where it is whole.
+        gradients: The axis along which its gradient and its slots are split.
+        others: Of each non-trainable variable, the axis along which it is split.
+        slots: Of each variable of the optimizer, the axis along which it is split.
+    """
+
+    mesh: Mesh
+    parameters: tuple[int | None, ...] = ()
+    gradients: tuple[int | None, ...] = ()
+    others: tuple[int | None, ...] = ()
+    slots: tuple[int | None, ...] = ()
+
+    @property
+    def is_split(self) -> bool:
+        """Whether anything is."""
+        return any(axis is not None for axis in (*self.gradients, *self.others))
+
+    def sharding(self, axis: int | None) -> NamedSharding:
+        """How an array lies that is split along `axis`."""
+        if axis is None:
+            return replicated(self.mesh)
+        return NamedSharding(self.mesh, spec_of(axis))
+
+    def of_state(self, sizes: list[int]) -> tuple[list[NamedSharding], ...]:
+        """How each array of a state lies whose groups have these sizes."""
+        # (trainable, non-trainable), perhaps the optimizer's, and metrics.
+        groups: list[Any] = [self.parameters, self.others]
+        if len(sizes) == 4:
+            groups.append(self.slots)
+        groups += [()] * (len(sizes) - len(groups))
+        return tuple(
+            [self.sharding(axis) for axis in axes or [None] * size]
+            for axes, size in zip(groups, sizes, strict=True)
+        )
+
+    def constrained(self, values: Any, axes: Any) -> list[jax.Array]:
+        """Values inside of a program, laid out as `axes` say."""
+        if not self.is_split:
+            return list(values)
+        return [
+            value
+            if axis is None
+            else jax.lax.with_sharding_constraint(value, self.sharding(axis))
+            for value, axis in zip(values, axes, strict=True)
+        ]
+
+    def whole(self, values: Any, axes: Any) -> list[jax.Array]:
+        """Values inside of a program of the global view; those split put together."""
+        return [
+            value
+            if axis is None
+            else jax.lax.with_sharding_constraint(value, replicated(self.mesh))
+            for value, axis in zip(values, axes, strict=True)
+        ]
+
+
+def layout_of(model: Any, strategy: Any) -> Layout:
+    """How `strategy` lays out the variables that `model` has now."""
+    mesh, shard = strategy.mesh, getattr(strategy, "shard", None)
+    if shard is None:
+        return Layout(mesh)
+    servers, least = mesh.shape[SERVER], strategy.min_shard_elements
+
+    def axes(variables: Any) -> tuple[int | None, ...]:
+        return tuple(
+            None
+            if getattr(variable, "overwrite_with_gradient", False)
+            else split_axis(tuple(variable.shape), servers, least)
+            for variable in variables
+        )
+
+    has_optimizer = getattr(model, "optimizer", None) is not None
+    groups = _context.internals().state_variables(model, 4 if has_optimizer else 2)
+    gradients = axes(groups[_TRAINABLE])
+    others = axes(groups[_NON_TRAINABLE])
+    is_whole = shard != "parameters"
+    return Layout(
+        mesh,
+        parameters=(None,) * len(gradients) if is_whole else gradients,
+        gradients=gradients,
+        others=(None,) * len(others) if is_whole else others,
+        slots=axes(groups[_OPTIMIZER]) if has_optimizer else (),
+    )
+
+
+def variable_shardings(
+    model: Any, strategy: Any, variables: list[Any]
+) -> list[NamedSharding]:
+    """Where each of these variables of `model` lies between steps."""
+    layout = layout_of(model, strategy)
+    parts = 4 if getattr(model, "optimizer", None) is not None else 2
+    groups = _context.internals().state_variables(model, parts)
+    state = layout.of_state([len(group) for group in groups])
+    known = {
+        id(variable): sharding
+        for group, shardings in zip(groups, state, strict=True)
+        for variable, sharding in zip(group, shardings, strict=True)
+    }
+    whole = replicated(layout.mesh)
+    return [known.get(id(variable), whole) for variable in variables]
+
+
+def gathered(block: jax.Array, axis: int | None) -> jax.Array:
+    """In a replica: the whole array of which each server has a block."""
+    if axis is None:
+        return block
+    return jax.lax.all_gather(block, SERVER, axis=axis, tiled=True)
+
+
+def own_block(value: jax.Array, axis: int | None) -> jax.Array:
+    """In a replica: the block of a whole array that its server keeps."""
+    if axis is None:
+        return value
+    size = value.shape[axis] // jax.lax.axis_size(SERVER)
+    start = jax.lax.axis_index(SERVER) * size
+    return jax.lax.dynamic_slice_in_dim(value, start, size, axis)
+
+
+def scattered_sum(value: jax.Array, axis: int) -> jax.Array:
+    """In a replica: its server's block of the sum over all replicas."""
+    block = jax.lax.psum_scatter(value, SERVER, scatter_dimension=axis, tiled=True)
+    return mirrored_sum(block)
+
+
+def mirrored_sum(block: jax.Array) -> jax.Array:
+    """In a replica: sums what the servers of one block have, one a mirror."""
+    return block if jax.lax.axis_size(MIRROR) == 1 else jax.lax.psum(block, MIRROR)
+
+
+def not_kept(primitive: Any, *_: Any, **__: Any) -> bool:
+    """For `jax.checkpoint`: everything is kept for the backward pass but gathers."""
+    return primitive.name != "all_gather"

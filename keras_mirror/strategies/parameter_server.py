@@ -1,0 +1,158 @@
+"""Variables that are split over the devices that train."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from keras_mirror import errors
+from keras_mirror.cluster import ClusterSpec
+from keras_mirror.strategies.base import View
+from keras_mirror.strategies.workers import AutoShard, WorkersStrategy
+
+SHARDS = ("optimizer", "gradients", "parameters")
+Shard = Literal["optimizer", "gradients", "parameters"]
+
+
+class ParameterServerStrategy(WorkersStrategy):
+    """Synchronous training in which every device also serves a part of the variables.
+
+    For models whose variables, with the optimizer's slots, fill the memory of a device.
+    The numbers are those of one device. A variable of at least `min_shard_elements`
+    elements is split along the longest of its axes that `num_servers` divides; others
+    stay whole on each device.
+
+    Args:
+        cluster: The workers, as for `MultiWorkerMirroredStrategy`. None looks for a
+            cluster; without one all devices of this process train.
+        mode: "sync". Asynchronous training ("async") comes with a later version.
+        shard: What is split between steps. "optimizer": the optimizer's slots.
+            "gradients": these, and gradients leave the backward pass as parts.
+            "parameters": these and the weights, which are put together layer by layer
+            when a step needs them, twice where the backward pass needs them too.
+        num_servers: Over how many devices, side by side, each variable is split; the
+            groups of so many devices mirror each other. It must divide the number of
+            devices. None: over all of them.
+        min_shard_elements: Variables of fewer elements are not split.
+        devices: Names of this process' devices, None for all.
+        auto_shard, view, synchronize_batch_norm, timeout_seconds, heartbeat_seconds,
+            runtime_options: As for `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        OptionValueError: A value outside of the list of an option.
+        ServerCountError: `num_servers` does not divide the number of devices.
+        AsynchronousModeError: `mode="async"`.
+        ClusterSpecError, ClusterStartError: As for `MultiWorkerMirroredStrategy`.
+
+    Cost: with n devices and weights of P bytes each device sends 2(n - 1)/n P a step,
+    as mirrored training does; 3(n - 1)/n P with `shard="parameters"` where the backward
+    pass puts weights together again. Memory: slots, with "parameters" also weights,
+    take 1/n of what they take on one device.
+
+    Reference: Rajbhandari et al., "ZeRO: memory optimizations toward training trillion
+    parameter models", 2020 (its stages 1, 2 and 3); Li et al., "Scaling distributed
+    machine learning with the parameter server", 2014.
+
+    Example:
+
+    ```python
+    strategy = km.ParameterServerStrategy(shard="parameters")
+    model.compile("adam", "mse", distribution=strategy)
+    model.fit(x, y, batch_size=256)
+    print(strategy.summary(model))
+    ```
+    """
+
+    name = "parameter_server"
+
+    def __init__(
+        self,
+        cluster: ClusterSpec | None = None,
+        *,
+        mode: Literal["sync"] = "sync",
+        shard: Shard = "optimizer",
+        num_servers: int | None = None,
+        min_shard_elements: int = 4096,
+        devices: Sequence[object] | None = None,
+        auto_shard: AutoShard = "auto",
+        view: View = "auto",
+        synchronize_batch_norm: bool = False,
+        timeout_seconds: int = 300,
+        heartbeat_seconds: int = 30,
+        runtime_options: Mapping[str, Any] | None = None,
+    ):
+        if mode == "async":
+            raise errors.AsynchronousModeError(mode)
+        if mode != "sync":
+            raise errors.OptionValueError("mode", mode, ("sync",))
+        if shard not in SHARDS:
+            raise errors.OptionValueError("shard", shard, SHARDS)
+        _check_count("min_shard_elements", min_shard_elements)
+        if num_servers is not None:
+            _check_count("num_servers", num_servers)
+        super().__init__(
+            cluster,
+            auto_shard=auto_shard,
+            view=view,
+            synchronize_batch_norm=synchronize_batch_norm,
+            timeout_seconds=timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            runtime_options=runtime_options,
+            devices=devices,
+            num_servers=lambda count: _servers(num_servers, count),
+        )
+        self._shard: Shard = shard
+        self._num_servers = _servers(num_servers, len(self.devices))
+        self._min_shard_elements = min_shard_elements
+
+    @property
+    def mode(self) -> str:
+        """How workers train: "sync"."""
+        return "sync"
+
+    @property
+    def shard(self) -> Shard:
+        """What is split between steps."""
+        return self._shard
+
+    @property
+    def num_servers(self) -> int:
+        """Over how many devices each variable is split."""
+        return self._num_servers
+
+    @property
+    def min_shard_elements(self) -> int:
+        """Variables of fewer elements are not split."""
+        return self._min_shard_elements
+
+    def held(self) -> list[list[str]]:
+        """What each device holds, in words, for pictures of the mesh."""
+        count = self.num_servers
+        split = {"parameters": "weights and slots"}.get(self.shard, "the slots")
+        return [
+            [*lines[:-1], f"server {i % count}: 1/{count} of {split}"]
+            for i, lines in enumerate(super().held())
+        ]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments that make an equal strategy."""
+        devices = None if self.num_workers > 1 else list(self.devices)
+        return {
+            **super().get_config(),
+            "mode": self.mode,
+            "shard": self.shard,
+            "num_servers": self.num_servers,
+            "min_shard_elements": self.min_shard_elements,
+            "devices": devices,
+        }
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise errors.OptionValueError(name, value, ("a whole number from 1 on",))
+
+
+def _servers(wanted: int | None, devices: int) -> int:
+    if wanted is None:
+        return devices
+    if devices % wanted:
+        raise errors.ServerCountError(wanted, devices)
+    return wanted
