@@ -23,12 +23,61 @@ class StepReport:
         bytes_sent: Bytes that each device sends per step.
         view: "replica" or "global".
         text: The compiled program, for readers who want to look further.
+        argument_bytes: Bytes on each device of the state and the batch.
+        temporary_bytes: Bytes that each device needs beside them during a step.
     """
 
     collectives: int
     bytes_sent: int
     view: str
     text: str
+    argument_bytes: int = 0
+    temporary_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Where a variable lies.
+
+    Attributes:
+        path: The variable's.
+        kind: "weight", "non-trainable weight", "slot" or "metric".
+        shape: Of the whole variable.
+        dtype: Of its elements.
+        place: In words.
+        bytes_per_device: Of each device, how many bytes of it lie there.
+    """
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    place: str
+    bytes_per_device: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes that training takes on each device.
+
+    Attributes:
+        shard: What is split; None for mirrored variables.
+        parameters: All weights.
+        gradients: Of the trainable ones, between backward pass and update.
+        slots: The optimizer's variables.
+        activations: What the backward pass keeps of the forward pass.
+    """
+
+    shard: str | None
+    parameters: int
+    gradients: int
+    slots: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of these."""
+        return self.parameters + self.gradients + self.slots + self.activations
 
 
 class TrainingStopped(Exception):
@@ -161,6 +210,16 @@ class Engine(Protocol):
         self, model: Any, x: Any, y: Any = None, sample_weight: Any = None
     ) -> StepReport:
         """Compiles the bound model's train step for a batch and counts."""
+        ...
+
+    def holdings(self, model: Any, strategy: Any) -> list[Holding]:
+        """Where `strategy` keeps each variable that a model has now."""
+        ...
+
+    def estimates(
+        self, model: Any, strategy: Any, batch_size: int
+    ) -> Iterable[Estimate]:
+        """What training a model takes, for each choice of what is split."""
         ...
 
     def reduce_gradients(

@@ -137,6 +137,18 @@ class ServerCountError(KerasMirrorError, ValueError):
         )
 
 
+class UnknownInputsError(KerasMirrorError, ValueError):
+    """A model of which the size of a batch cannot be told."""
+
+    def __init__(self, model: str):
+        super().__init__(
+            "An estimate needs a compiled model that knows the shape of its inputs. "
+            f"Received: the model {model!r}, without optimizer, not built, or with "
+            "inputs whose axes beside the first have no size. Compile it, and build it "
+            "with keras.Input((...)) of known sizes."
+        )
+
+
 class AsynchronousModeError(KerasMirrorError, ValueError):
     """Asynchronous training, which this version does not have."""
 

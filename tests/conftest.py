@@ -11,13 +11,14 @@ its own, with these variables overridden.
 import os
 
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-# Half the time to compile, and tests hardly do anything else. The passes that place and
-# merge collectives are the same. The demo, the notebooks, the benchmarks and Keras' own
-# tests run with XLA as users have it.
-QUICK_FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+# Two thirds of the time to compile, and tests hardly do anything else. The passes that
+# place and merge collectives are the same. The demo, the notebooks, the benchmarks and
+# Keras' own tests run with XLA as users have it. (With optimization level 0 XLA gives
+# NaN for GroupNormalization on one device.)
+QUICK_FLAG = "--xla_cpu_use_fusion_emitters=false"
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
     flags = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"{flags} {DEVICE_COUNT_FLAG}=4 {QUICK_FLAGS}".strip()
+    os.environ["XLA_FLAGS"] = f"{flags} {DEVICE_COUNT_FLAG}=4 {QUICK_FLAG}".strip()

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from keras_mirror import _context
-from keras_mirror._engine import Part, StepReport
+from keras_mirror._engine import Estimate, Holding, Part, StepReport
 from keras_mirror._jax import (
     batch,
     collectives,
     compat,
     consistency,
     global_view,
+    memory,
     mesh,
     preemption,
     processes,
@@ -152,6 +153,14 @@ class JaxEngine:
     def gather(self, strategy: Any, value: Any, axis: int) -> Any:
         return run.gather(value, axis)
 
+    def holdings(self, model: Any, strategy: Any) -> list[Holding]:
+        return memory.holdings(model, strategy)
+
+    def estimates(
+        self, model: Any, strategy: Any, batch_size: int
+    ) -> Iterable[Estimate]:
+        return memory.estimates(model, strategy, batch_size)
+
     def reduce_gradients(
         self, grads: Any, variables: Any, *, reduction: str, axis_name: str | None
     ) -> Any:
@@ -176,9 +185,17 @@ class JaxEngine:
             lowered = step.replica_jit.lower(args, placed.data)
         else:
             lowered = step.global_jit(placed).lower(args, placed.data, placed.rows)
-        text = lowered.compile().as_text()
+        compiled = lowered.compile()
+        text, memory_use = compiled.as_text(), compiled.memory_analysis()
         number, sent = report.count(text, strategy.num_replicas_in_sync)
-        return StepReport(number, sent, view, text)
+        return StepReport(
+            number,
+            sent,
+            view,
+            text,
+            argument_bytes=memory_use.argument_size_in_bytes,
+            temporary_bytes=memory_use.temp_size_in_bytes,
+        )
 
 
 engine = JaxEngine()

@@ -107,9 +107,7 @@ class _Reduction:
         return value
 
 
-def _with_whole_weights(
-    function: Callable[..., Any], layout: Layout
-) -> Callable[..., Any]:
+class _WholeWeights:
     """A loss of whole weights, as one of the blocks that this replica's server has.
 
     The backward pass puts weights together again, so that no more than those in use
@@ -117,24 +115,47 @@ def _with_whole_weights(
     Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
     models", 2020.
     """
-    if all(axis is None for axis in (*layout.parameters, *layout.others)):
-        return function
 
-    def loss(trainable: Any, non_trainable: Any, *rest: Any) -> Any:
-        whole = list(map(sharded.gathered, non_trainable, layout.others))
-        value, (loss, y_pred, left, metrics) = function(
+    def __init__(self, function: Callable[..., Any], layout: Layout):
+        self._function = function
+        self._layout = layout
+        # Split variables that the model has set anew: they leave it whole.
+        self._set_anew: set[int] = set()
+
+    @property
+    def loss(self) -> Callable[..., Any]:
+        """What to differentiate."""
+        layout = self._layout
+        if all(axis is None for axis in (*layout.parameters, *layout.others)):
+            return self._function
+        return jax.checkpoint(self._of_blocks, policy=sharded.not_kept)
+
+    def _of_blocks(self, trainable: Any, others: Any, *rest: Any) -> Any:
+        layout = self._layout
+        whole = list(map(sharded.gathered, others, layout.others))
+        value, (loss, y_pred, left, metrics) = self._function(
             list(map(sharded.gathered, trainable, layout.parameters)), whole, *rest
         )
-        # What is unchanged is the block still.
-        left = [
-            block if new is old else sharded.own_block(new, axis)
-            for new, old, block, axis in zip(
-                left, whole, non_trainable, layout.others, strict=True
-            )
-        ]
+        for i, axis in enumerate(layout.others):
+            if axis is not None and left[i] is not whole[i]:
+                self._set_anew.add(i)
         return value, (loss, y_pred, left, metrics)
 
-    return jax.checkpoint(loss, policy=sharded.not_kept)
+    def unless_set_anew(self, entered: list[Any], left: list[Any]) -> list[Any]:
+        """The variables that leave the loss; of those unchanged, the block."""
+        return [
+            entered[i] if axis is not None and i not in self._set_anew else left[i]
+            for i, axis in enumerate(self._layout.others or [None] * len(left))
+        ]
+
+    def as_blocks(self, values: list[Any]) -> list[Any]:
+        """The variables as this replica's server keeps them."""
+        return [
+            sharded.own_block(value, self._layout.others[i])
+            if i in self._set_anew
+            else value
+            for i, value in enumerate(values)
+        ]
 
 
 def _region_one(
@@ -164,9 +185,10 @@ def _region_one(
         )
         return loss / replica.count, aux
 
+    weights = _WholeWeights(share_of_loss, layout)
     with _context.replica(replica.context()), _context.hooks(replica.hooks()):
         grads, aux, orders = layouts.gradients(
-            _with_whole_weights(share_of_loss, layout),
+            weights.loss,
             trainable,
             entered,
             entered_metrics,
@@ -176,7 +198,7 @@ def _region_one(
             optimizer,
         )
     loss, y_pred, left, new_metrics = aux
-    left = replica.leave_seeds(variables, left)
+    left = weights.unless_set_anew(entered, replica.leave_seeds(variables, left))
     reduced = _Reduction(replica)
     reduced.means["loss"] = loss
     reduced.add("state", variables, non_trainable, entered, left)
@@ -195,7 +217,7 @@ def _region_one(
         _join_gradients(rest, overwritten),
         reduced.means["loss"],
         y_pred,
-        reduced.values("state", left),
+        weights.as_blocks(reduced.values("state", left)),
         reduced.values("metrics", new_metrics),
     )
 
@@ -204,14 +226,20 @@ def _summed_blocks(
     grads: list[Any], layout: Layout
 ) -> tuple[dict[int, jax.Array], list[Any]]:
     """Takes out the gradients of which each server gets a block, summed."""
-    blocks = {}
+    blocks, whole = {}, {}
     for i, axis in enumerate(layout.gradients):
         if axis is None or grads[i] is None:
             continue
         if layout.parameters[i] is None:
-            blocks[i] = sharded.scattered_sum(grads[i], axis)
+            whole[i] = axis
         else:  # scattered by the gather's derivative
             blocks[i] = sharded.mirrored_sum(grads[i])
+    arguments = [grads[i] for i in whole], list(whole.values())
+    if layout.is_in_one:
+        sums = sharded.scattered_sums(*arguments)
+    else:
+        sums = list(map(sharded.scattered_sum, *arguments))
+    blocks |= dict(zip(whole, sums, strict=True))
     return blocks, [None if i in blocks else grad for i, grad in enumerate(grads)]
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -26,6 +28,25 @@ def split_axis(shape: tuple[int, ...], servers: int, min_elements: int) -> int |
     return sizes.index(max(sizes)) if any(sizes) else None
 
 
+def axis_of(shape: Any, dtype: Any, strategy: Any) -> int | None:
+    """The axis along which the servers of `strategy` share such a variable."""
+    if "float" not in str(dtype):
+        return None
+    servers = strategy.mesh.shape[SERVER]
+    return split_axis(tuple(shape), servers, strategy.min_shard_elements)
+
+
+def _axes(variables: Any, strategy: Any) -> tuple[int | None, ...]:
+    return tuple(
+        # These have other values on other replicas in the middle of a step.
+        None
+        if variable.aggregation == "sum"
+        or getattr(variable, "overwrite_with_gradient", False)
+        else axis_of(variable.shape, variable.dtype, strategy)
+        for variable in variables
+    )
+
+
 def spec_of(axis: int | None) -> P:
     """How an array lies that is split along `axis`."""
     return P() if axis is None else P(*[None] * axis, SERVER)
@@ -42,6 +63,7 @@ class Layout:
         gradients: The axis along which its gradient and its slots are split.
         others: Of each non-trainable variable, the axis along which it is split.
         slots: Of each variable of the optimizer, the axis along which it is split.
+        is_in_one: Whether gradients are sent by one collective, once all are there.
     """
 
     mesh: Mesh
@@ -49,6 +71,7 @@ class Layout:
     gradients: tuple[int | None, ...] = ()
     others: tuple[int | None, ...] = ()
     slots: tuple[int | None, ...] = ()
+    is_in_one: bool = False
 
     @property
     def is_split(self) -> bool:
@@ -99,27 +122,18 @@ def layout_of(model: Any, strategy: Any) -> Layout:
     mesh, shard = strategy.mesh, getattr(strategy, "shard", None)
     if shard is None:
         return Layout(mesh)
-    servers, least = mesh.shape[SERVER], strategy.min_shard_elements
-
-    def axes(variables: Any) -> tuple[int | None, ...]:
-        return tuple(
-            None
-            if getattr(variable, "overwrite_with_gradient", False)
-            else split_axis(tuple(variable.shape), servers, least)
-            for variable in variables
-        )
-
     has_optimizer = getattr(model, "optimizer", None) is not None
     groups = _context.internals().state_variables(model, 4 if has_optimizer else 2)
-    gradients = axes(groups[_TRAINABLE])
-    others = axes(groups[_NON_TRAINABLE])
+    gradients = _axes(groups[_TRAINABLE], strategy)
+    others = _axes(groups[_NON_TRAINABLE], strategy)
     is_whole = shard != "parameters"
     return Layout(
         mesh,
         parameters=(None,) * len(gradients) if is_whole else gradients,
         gradients=gradients,
         others=(None,) * len(others) if is_whole else others,
-        slots=axes(groups[_OPTIMIZER]) if has_optimizer else (),
+        slots=_axes(groups[_OPTIMIZER], strategy) if has_optimizer else (),
+        is_in_one=shard == "optimizer",
     )
 
 
@@ -160,6 +174,26 @@ def scattered_sum(value: jax.Array, axis: int) -> jax.Array:
     """In a replica: its server's block of the sum over all replicas."""
     block = jax.lax.psum_scatter(value, SERVER, scatter_dimension=axis, tiled=True)
     return mirrored_sum(block)
+
+
+def scattered_sums(values: list[jax.Array], axes: list[int]) -> list[jax.Array]:
+    """`scattered_sum` of each, by one collective a dtype."""
+    servers = jax.lax.axis_size(SERVER)
+    rows = [
+        jnp.moveaxis(value, axis, 0).reshape(servers, -1)
+        for value, axis in zip(values, axes, strict=True)
+    ]
+    found: list[Any] = list(values)
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+        joined = jnp.concatenate([rows[i] for i in places], axis=1)
+        block = scattered_sum(joined, 0)[0]
+        ends = np.cumsum([rows[i].shape[1] for i in places])[:-1]
+        for i, part in zip(places, jnp.split(block, ends), strict=True):
+            size, *rest = np.moveaxis(np.empty(values[i].shape, bool), axes[i], 0).shape
+            part = part.reshape(size // servers, *rest)
+            found[i] = jnp.moveaxis(part, 0, axes[i])
+    return found
 
 
 def mirrored_sum(block: jax.Array) -> jax.Array:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from keras_mirror import errors
+from keras_mirror import _engine, errors
 from keras_mirror.cluster import ClusterSpec
 from keras_mirror.strategies.base import View
+from keras_mirror.strategies.reports import Estimates, Summary
 from keras_mirror.strategies.workers import AutoShard, WorkersStrategy
 
 SHARDS = ("optimizer", "gradients", "parameters")
@@ -122,6 +123,47 @@ class ParameterServerStrategy(WorkersStrategy):
     def min_shard_elements(self) -> int:
         """Variables of fewer elements are not split."""
         return self._min_shard_elements
+
+    def summary(self, model: Any) -> Summary:
+        """Where each variable of a model lies under this strategy, and how many bytes.
+
+        Args:
+            model: A built model; slots are listed once its optimizer has them (after
+                the first `fit`).
+
+        Returns:
+            A `Summary`: prints as a table, and is a picture in a notebook.
+
+        Example:
+
+        ```python
+        print(strategy.summary(model))
+        ```
+        """
+        holdings = _engine.load().holdings(model, self)
+        return Summary(self.devices, tuple(holdings))
+
+    def estimate(self, model: Any, batch_size: int = 32) -> Estimates:
+        """What training a model would take, for each choice of `shard`.
+
+        Nothing is trained or allocated: sizes come from shapes. Not counted are the
+        batch itself, what XLA needs beside these, and weights that are put together
+        for a moment.
+
+        Args:
+            model: A compiled model that knows the shapes of its inputs.
+            batch_size: Rows of the global batch.
+
+        Returns:
+            `Estimates`: bytes on each device of parameters, gradients, slots and
+            activations. `estimates["parameters"].total` is a number of bytes.
+
+        Raises:
+            UnknownInputsError: The model does not know the shapes of its inputs.
+            OptionValueError: `batch_size` is no whole number from 1 on.
+        """
+        _check_count("batch_size", batch_size)
+        return Estimates(tuple(_engine.load().estimates(model, self, batch_size)))
 
     def held(self) -> list[list[str]]:
         """What each device holds, in words, for pictures of the mesh."""

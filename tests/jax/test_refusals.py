@@ -60,7 +60,7 @@ REFUSED = {
         "Did you mean 'mirrored'",
     ),
     "later strategy": (
-        lambda: {"distribution": "parameter_server"},
+        lambda: {"distribution": "central_storage"},
         errors.UnavailableStrategyError,
         "does not have that strategy yet",
     ),

@@ -14,8 +14,7 @@ import time
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 FLAG = "--xla_force_host_platform_device_count"
-# Half the time to compile: workers train for a second or two.
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_cpu_use_fusion_emitters=false"  # see tests/conftest.py
 
 
 def free_ports(count):
