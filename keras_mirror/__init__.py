@@ -22,6 +22,7 @@ if not _is_command_line():
     from keras_mirror.launch.failure import record_uncaught as _record_uncaught
     from keras_mirror.launch.function import launch as launch
     from keras_mirror.optimizer import DistributedOptimizer as DistributedOptimizer
+    from keras_mirror.strategies import CentralStorageStrategy as CentralStorageStrategy
     from keras_mirror.strategies import MirroredStrategy as MirroredStrategy
     from keras_mirror.strategies import (
         MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy,
@@ -36,14 +37,3 @@ if not _is_command_line():
 
     _plugin.install()
     _record_uncaught()
-
-
-def __getattr__(name: str) -> object:
-    planned = ("CentralStorageStrategy",)
-    if name in planned:
-        raise AttributeError(
-            f"This version of keras_mirror ({__version__}) does not have {name} yet. "
-            "Available: MirroredStrategy, MultiWorkerMirroredStrategy, "
-            "OneDeviceStrategy, ParameterServerStrategy."
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

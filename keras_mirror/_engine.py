@@ -118,6 +118,10 @@ class Engine(Protocol):
         """Names of the devices of all processes, by process."""
         ...
 
+    def host_devices(self) -> list[str]:
+        """Names of the devices of this process that compute in host memory."""
+        ...
+
     def join(
         self,
         membership: Any,

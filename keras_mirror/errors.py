@@ -37,16 +37,6 @@ class StrategyTypeError(KerasMirrorError, TypeError):
         )
 
 
-class UnavailableStrategyError(KerasMirrorError, ValueError):
-    """A strategy that keras_mirror is to have, and this version has not."""
-
-    def __init__(self, name: str, known: Iterable[str]):
-        super().__init__(
-            "This version of keras_mirror does not have that strategy yet. "
-            f"Received: {name!r}. Available: {', '.join(map(repr, sorted(known)))}."
-        )
-
-
 class UnknownDeviceError(KerasMirrorError, ValueError):
     """A device that this process does not have."""
 

@@ -11,6 +11,7 @@ from keras_mirror import _context
 from keras_mirror._engine import Estimate, Holding, Part, StepReport
 from keras_mirror._jax import (
     batch,
+    central,
     collectives,
     compat,
     consistency,
@@ -47,6 +48,9 @@ class JaxEngine:
     def all_devices(self) -> list[str]:
         return mesh.all_devices()
 
+    def host_devices(self) -> list[str]:
+        return mesh.host_devices()
+
     def join(self, membership: Any, **options: Any) -> tuple[int, int]:
         processes.join(membership, **options)
         return jax.process_count(), jax.process_index()
@@ -76,15 +80,14 @@ class JaxEngine:
 
     def place_model(self, model: Any, strategy: Any) -> None:
         variables = state.model_variables(model)
-        if getattr(strategy, "shard", None) is None:
-            home = mesh.replicated_at_home(strategy.mesh)
-            shardings = [home] * len(variables)
-        else:
-            shardings = sharded.variable_shardings(model, strategy, variables)
+        shardings = sharded.variable_shardings(model, strategy, variables)
         state.spread(variables, shardings)
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
-        return batch.place_inputs(inputs, strategy.mesh)
+        place = strategy.mesh
+        if sharded.is_central(strategy):
+            place = mesh.alone(strategy.storage_device)
+        return batch.place_inputs(inputs, place)
 
     def call_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
         stack = contextlib.ExitStack()
@@ -102,13 +105,17 @@ class JaxEngine:
     def train_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
         binding = _context.binding_of(model)
         reduction = binding.reduction.reduction if binding else "mean"
-        step = steps.TrainFunction(model, strategy, reduction)
+        central_storage = sharded.is_central(strategy)
+        kind = central.CentralTrainFunction if central_storage else steps.TrainFunction
+        step = kind(model, strategy, reduction)
         return steps.over_iterator(
             step, model.steps_per_execution, _last, what="a batch to train on"
         )
 
     def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        step = steps.StepFunction(
+        central_storage = sharded.is_central(strategy)
+        kind = central.CentralTestFunction if central_storage else steps.StepFunction
+        step = kind(
             model,
             strategy,
             global_view.test_step(model, sharded.layout_of(model, strategy)),
@@ -118,7 +125,11 @@ class JaxEngine:
         )
 
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        step = steps.PredictFunction(
+        central_storage = sharded.is_central(strategy)
+        kind = (
+            central.CentralPredictFunction if central_storage else steps.PredictFunction
+        )
+        step = kind(
             model,
             strategy,
             global_view.predict_step(model, sharded.layout_of(model, strategy)),
@@ -178,13 +189,7 @@ class JaxEngine:
         placed = batch.prepare((x, y, sample_weight), strategy.mesh)
         groups = _context.internals().state_variables(model, 4)
         values = [[v.value for v in group] for group in groups]
-        shardings = step.layout.of_state([len(group) for group in groups])
-        args = report.abstract(values, shardings)
-        view = step.view(values, placed)
-        if view == "replica":
-            lowered = step.replica_jit.lower(args, placed.data)
-        else:
-            lowered = step.global_jit(placed).lower(args, placed.data, placed.rows)
+        lowered, view = step.lower(values, placed)
         compiled = lowered.compile()
         text, memory_use = compiled.as_text(), compiled.memory_analysis()
         number, sent = report.count(text, strategy.num_replicas_in_sync)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import keras
 from jax.sharding import NamedSharding
 
 from keras_mirror import _context
@@ -93,6 +95,46 @@ def train_step(model: Any, num_replicas: int, reduction: str, layout: Layout) ->
         return logs, _as_lists(state)
 
     return step
+
+
+def gradient_step(
+    model: Any, layout: Layout, reduction: str, *, rows_as: NamedSharding | None
+) -> Step:
+    """Keras' own train step up to the update: gradients, logs and other state."""
+    factor = 1 if reduction == "mean" else layout.mesh.size
+
+    def step(state: Any, data: Any, rows: int | None) -> Any:
+        trainable, others, slots, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(
+            real_rows(data, rows, rows_as)
+        )
+        differentiated = jax.grad(model.compute_loss_and_updates, has_aux=True)
+        grads, aux = differentiated(
+            trainable,
+            others,
+            metrics,
+            x,
+            y,
+            sample_weight,
+            training=True,
+            optimizer_variables=all_slots(model, slots),
+        )
+        loss, y_pred, others, metrics = aux
+        logs, metrics = model._update_metrics_variables(
+            metrics, loss, x, y, y_pred, sample_weight
+        )
+        grads = [None if grad is None else grad * factor for grad in grads]
+        return grads, logs, list(others), list(metrics)
+
+    return step
+
+
+def all_slots(model: Any, slots: Any) -> list[Any]:
+    """The optimizer's variables; zeros for those that nobody reads."""
+    return [
+        jnp.zeros(variable.shape, variable.dtype) if slot is None else slot
+        for variable, slot in zip(model.optimizer.variables, slots, strict=True)
+    ]
 
 
 def test_step(model: Any, layout: Layout) -> Step:

@@ -31,6 +31,8 @@ def holdings(model: Any, strategy: Any) -> list[Holding]:
     groups = _context.internals().state_variables(model, parts)
     kinds = _KINDS[:parts]
     layout = layout_of(model, strategy)
+    if layout.home is not None:
+        return _in_storage(groups, kinds, strategy)
     shardings = layout.of_state([len(group) for group in groups])
     axes = (layout.parameters, layout.others, layout.slots, ())
     found = []
@@ -52,6 +54,25 @@ def holdings(model: Any, strategy: Any) -> list[Holding]:
                 )
             )
     return found
+
+
+def _in_storage(groups: Any, kinds: Any, strategy: Any) -> list[Holding]:
+    return [
+        Holding(
+            path=variable.path,
+            kind=kind,
+            shape=tuple(variable.shape),
+            dtype=str(variable.dtype),
+            place=f"on {strategy.storage_device}",
+            bytes_per_device=tuple(
+                _bytes(variable.shape, variable.dtype)
+                * (device == strategy.storage_device)
+                for device in strategy.all_places
+            ),
+        )
+        for kind, group in zip(kinds, groups, strict=True)
+        for variable in group
+    ]
 
 
 def _slots_of(model: Any) -> list[tuple[tuple[int, ...], str]]:

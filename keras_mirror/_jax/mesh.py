@@ -60,6 +60,22 @@ def mesh_of(devices: list[Any], shape: tuple[int, ...], names: tuple[str, ...]) 
     return Mesh(np.array(devices, dtype=object).reshape(shape), names, axis_types=kinds)
 
 
+@functools.cache
+def alone(name: str) -> Mesh:
+    """A mesh of one device, which may be of another kind than the default."""
+    platform, _, number = name.partition(":")
+    device = next(d for d in jax.local_devices(backend=platform) if d.id == int(number))
+    return mesh_of([device], (1,), (AXIS,))
+
+
+def host_devices() -> list[str]:
+    """Names of the devices that compute in host memory; none where JAX has none."""
+    try:
+        return [f"{d.platform}:{d.id}" for d in jax.local_devices(backend="cpu")]
+    except RuntimeError:
+        return []
+
+
 def replica_axis(mesh: Mesh) -> Axis:
     """What collectives over all replicas name: the one axis, or both."""
     return mesh.axis_names[0] if len(mesh.axis_names) == 1 else mesh.axis_names

@@ -22,6 +22,7 @@ from keras_mirror._jax.collectives import (
     sum_and_mean,
 )
 from keras_mirror._jax.compat import shard_map
+from keras_mirror._jax.global_view import all_slots
 from keras_mirror._jax.losses import ReplicaHooks
 from keras_mirror._jax.mesh import Axis, replica_axis
 from keras_mirror._jax.sharded import Layout
@@ -260,22 +261,21 @@ def _join_gradients(rest: list[Any], overwritten: dict[int, Any]) -> list[Any]:
     return [overwritten.get(i, grad) for i, grad in enumerate(rest)]
 
 
-def default_step(model: Any, layout: Layout, reduction: str) -> Step:
-    """Keras' own train step in two regions of one program.
+def gradient_step(model: Any, layout: Layout, reduction: str) -> Callable[..., Any]:
+    """Keras' own train step up to the update, of (state, data).
 
-    Region 1 runs once per replica and ends in the reduction. Region 2 is the global
-    view: the optimizer sees whole gradients and the metrics see whole batches, so
-    any of them is right by construction.
+    Region 1 runs once per replica and ends in the reduction. The metrics see whole
+    batches, in the global view, so any of them is right by construction.
     """
 
-    def step(state: Any, data: Any) -> Any:
+    def step(state: Any, data: Any, rows: int | None = None) -> Any:
         trainable, non_trainable, optimizer, metrics = state
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
 
         def region_one(*parts: Any) -> Any:
             return _region_one(model, layout, reduction, *parts)
 
-        rows = P(replica_axis(layout.mesh))
+        rows_spec = P(replica_axis(layout.mesh))
         weights, others, gradients = (
             [sharded.spec_of(axis) for axis in axes] or P()
             for axes in (layout.parameters, layout.others, layout.gradients)
@@ -283,18 +283,39 @@ def default_step(model: Any, layout: Layout, reduction: str) -> Step:
         grads, loss, y_pred, non_trainable, metrics = shard_map(
             region_one,
             mesh=layout.mesh,
-            in_specs=(weights, others, P(), P(), rows),
-            out_specs=(gradients, P(), rows, others, P()),
+            in_specs=(weights, others, P(), P(), rows_spec),
+            out_specs=(gradients, P(), rows_spec, others, P()),
             check_vma=False,
-        )(trainable, non_trainable, optimizer, metrics, (x, y, sample_weight))
-        # A server updates its block of a weight that all of them have whole.
-        trainable, optimizer = model.optimizer.stateless_apply(
-            optimizer, grads, layout.constrained(trainable, layout.gradients)
+        )(
+            trainable,
+            non_trainable,
+            all_slots(model, optimizer),
+            metrics,
+            (x, y, sample_weight),
         )
         logs, metrics = model._update_metrics_variables(
             metrics, loss, x, y, y_pred, sample_weight
         )
-        return logs, (list(trainable), non_trainable, list(optimizer), list(metrics))
+        return grads, logs, non_trainable, list(metrics)
+
+    return step
+
+
+def default_step(model: Any, layout: Layout, reduction: str) -> Step:
+    """Keras' own train step in two regions of one program.
+
+    Region 2, the update, is the global view: the optimizer sees whole gradients.
+    """
+    gradients = gradient_step(model, layout, reduction)
+
+    def step(state: Any, data: Any) -> Any:
+        trainable, _, optimizer, _ = state
+        grads, logs, non_trainable, metrics = gradients(state, data)
+        # A server updates its block of a weight that all of them have whole.
+        trainable, optimizer = model.optimizer.stateless_apply(
+            optimizer, grads, layout.constrained(trainable, layout.gradients)
+        )
+        return logs, (list(trainable), non_trainable, list(optimizer), metrics)
 
     return step
 

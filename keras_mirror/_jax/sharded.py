@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
-from keras_mirror._jax.mesh import MIRROR, SERVER, replicated
+from keras_mirror._jax.mesh import MIRROR, SERVER, alone, replicated, replicated_at_home
 
 # The groups of a step's state, in Keras' order. Metrics are never split.
 _TRAINABLE, _NON_TRAINABLE, _OPTIMIZER = 0, 1, 2
@@ -26,6 +26,11 @@ def split_axis(shape: tuple[int, ...], servers: int, min_elements: int) -> int |
         return None
     sizes = [size if size % servers == 0 else 0 for size in shape]
     return sizes.index(max(sizes)) if any(sizes) else None
+
+
+def is_central(strategy: Any) -> bool:
+    """Whether a strategy keeps all variables in one place."""
+    return getattr(strategy, "storage_device", None) is not None
 
 
 def axis_of(shape: Any, dtype: Any, strategy: Any) -> int | None:
@@ -64,6 +69,7 @@ class Layout:
         others: Of each non-trainable variable, the axis along which it is split.
         slots: Of each variable of the optimizer, the axis along which it is split.
         is_in_one: Whether gradients are sent by one collective, once all are there.
+        home: Where all of the state lies instead, away from the mesh.
     """
 
     mesh: Mesh
@@ -72,6 +78,7 @@ class Layout:
     others: tuple[int | None, ...] = ()
     slots: tuple[int | None, ...] = ()
     is_in_one: bool = False
+    home: NamedSharding | None = None
 
     @property
     def is_split(self) -> bool:
@@ -86,6 +93,8 @@ class Layout:
 
     def of_state(self, sizes: list[int]) -> tuple[list[NamedSharding], ...]:
         """How each array of a state lies whose groups have these sizes."""
+        if self.home is not None:
+            return tuple([self.home] * size for size in sizes)
         # (trainable, non-trainable), perhaps the optimizer's, and metrics.
         groups: list[Any] = [self.parameters, self.others]
         if len(sizes) == 4:
@@ -120,6 +129,8 @@ class Layout:
 def layout_of(model: Any, strategy: Any) -> Layout:
     """How `strategy` lays out the variables that `model` has now."""
     mesh, shard = strategy.mesh, getattr(strategy, "shard", None)
+    if is_central(strategy):
+        return Layout(mesh, home=replicated(alone(strategy.storage_device)))
     if shard is None:
         return Layout(mesh)
     has_optimizer = getattr(model, "optimizer", None) is not None
@@ -142,6 +153,9 @@ def variable_shardings(
 ) -> list[NamedSharding]:
     """Where each of these variables of `model` lies between steps."""
     layout = layout_of(model, strategy)
+    if not layout.is_split:
+        home = layout.home or replicated_at_home(layout.mesh)
+        return [home] * len(variables)
     parts = 4 if getattr(model, "optimizer", None) is not None else 2
     groups = _context.internals().state_variables(model, parts)
     state = layout.of_state([len(group) for group in groups])

@@ -97,14 +97,28 @@ def place_state(state: Any, layout: Layout) -> PlacedState:
     if isinstance(state, PlacedState):
         return state
     mesh = layout.mesh
-    if layout.is_split:
+    if layout.is_split or layout.home is not None:
         shardings = layout.of_state([len(part) for part in state])
         parts = [
             _laid_out(list(part), of_part)
             for part, of_part in zip(state, shardings, strict=True)
         ]
-        return placed(parts, mesh)
+        return placed(_each_its_own(parts), mesh)
     return placed([place_values(list(part), mesh) for part in state], mesh)
+
+
+def _each_its_own(parts: list[list[jax.Array]]) -> list[list[jax.Array]]:
+    """The arrays, copied where two variables share one: a step takes each once.
+
+    A moving average of weights begins as the weights themselves.
+    """
+    seen: set[int] = set()
+    for part in parts:
+        for i, value in enumerate(part):
+            if id(value) in seen:
+                part[i] = value.copy()
+            seen.add(id(value))
+    return parts
 
 
 def place_values(values: list[Any], mesh: Mesh) -> list[jax.Array]:

@@ -12,7 +12,7 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part
-from keras_mirror._jax import global_view, processes, replica_view
+from keras_mirror._jax import global_view, processes, replica_view, report
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
@@ -45,6 +45,8 @@ class StepFunction:
 
     # Of the state: trainable and non-trainable variables, and metrics.
     _parts = 3
+    # The arguments whose memory a program may use for its results.
+    _donated: int | tuple[int, ...] = 0
 
     def __init__(self, model: Any, strategy: Any, step: Callable[..., Any]):
         self.strategy = strategy
@@ -63,11 +65,11 @@ class StepFunction:
         self._irregular = self._global = step
         if self._is_compiled:
             options = {"static_argnums": 2, "out_shardings": self._out_shardings()}
-            self._irregular = jax.jit(step, donate_argnums=0, **options)
+            self._irregular = jax.jit(step, donate_argnums=self._donated, **options)
             options["in_shardings"] = self._in_shardings()
-            self._global = jax.jit(step, donate_argnums=0, **options)
+            self._global = jax.jit(step, donate_argnums=self._donated, **options)
             whole = functools.partial(step, rows_as=replicated(self._mesh))
-            self._whole_rows = jax.jit(whole, donate_argnums=0, **options)
+            self._whole_rows = jax.jit(whole, donate_argnums=self._donated, **options)
         self._sorts: dict[Any, bool] = {}
         self._traced: set[Any] = set()
 
@@ -252,7 +254,7 @@ class TrainFunction(StepFunction):
             )
             self._replica = jax.jit(
                 make(self._model, self.layout, self._reduction),
-                donate_argnums=0,
+                donate_argnums=self._donated,
                 in_shardings=self._in_shardings(),
                 out_shardings=self._out_shardings(),
             )
@@ -305,6 +307,15 @@ class TrainFunction(StepFunction):
             return "BatchNormalization is synchronized"
         parts = [list(part) for part in state]
         return why_rows_mix(self._model, parts, batch.data, self._mesh.size)
+
+    def lower(self, values: Any, batch: StepBatch) -> tuple[Any, str]:
+        """The program that trains such a batch, lowered from shapes; and its view."""
+        view = self.view(values, batch)
+        shardings = self.layout.of_state([len(group) for group in values])
+        state = report.abstract(values, shardings)
+        if view == "replica":
+            return self.replica_jit.lower(state, batch.data), view
+        return self.global_jit(batch).lower(state, batch.data, batch.rows), view
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         view = self.view(state, batch)

@@ -1,6 +1,9 @@
 """What a user picks: one class a file, no backend in sight."""
 
 from keras_mirror.strategies.base import Strategy as Strategy
+from keras_mirror.strategies.central_storage import (
+    CentralStorageStrategy as CentralStorageStrategy,
+)
 from keras_mirror.strategies.current import for_compile as for_compile
 from keras_mirror.strategies.current import get_strategy as get_strategy
 from keras_mirror.strategies.current import get_strategy_class as get_strategy_class

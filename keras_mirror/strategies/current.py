@@ -8,6 +8,7 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror.strategies.base import Distribution, Strategy
+from keras_mirror.strategies.central_storage import CentralStorageStrategy
 from keras_mirror.strategies.mirrored import MirroredStrategy
 from keras_mirror.strategies.multi_worker import MultiWorkerMirroredStrategy
 from keras_mirror.strategies.one_device import OneDeviceStrategy
@@ -21,10 +22,9 @@ _CLASSES: dict[str, Any] = {
         MirroredStrategy,
         MultiWorkerMirroredStrategy,
         ParameterServerStrategy,
+        CentralStorageStrategy,
     )
 }
-# Names that users of tf.distribute will try; the next releases bring them.
-_PLANNED = ("central_storage",)
 
 
 def strategy_names() -> list[str]:
@@ -37,10 +37,7 @@ def get_strategy_class(name: str, *, source: str = "A strategy") -> Any:
 
     Raises:
         UnknownStrategyError: No strategy has this name.
-        UnavailableStrategyError: A later version will have it.
     """
-    if name in _PLANNED:
-        raise errors.UnavailableStrategyError(name, _CLASSES)
     if name not in _CLASSES:
         raise errors.UnknownStrategyError(name, _CLASSES, source)
     return _CLASSES[name]

@@ -59,11 +59,6 @@ REFUSED = {
         errors.UnknownStrategyError,
         "Did you mean 'mirrored'",
     ),
-    "later strategy": (
-        lambda: {"distribution": "central_storage"},
-        errors.UnavailableStrategyError,
-        "does not have that strategy yet",
-    ),
     "no strategy": (
         lambda: {"distribution": 4},
         errors.StrategyTypeError,
