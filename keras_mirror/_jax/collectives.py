@@ -8,8 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from keras_mirror import _context, errors
-from keras_mirror._jax.compat import bound_axes, is_already_summed, is_bound
-from keras_mirror._jax.mesh import DEVICE, WORKER, Axis
+from keras_mirror._jax.compat import (
+    bound_axes,
+    is_already_summed,
+    is_bound,
+    process_count,
+)
+from keras_mirror._jax.mesh import DEVICE, MIRROR, SERVER, WORKER, Axis
 
 # With gloo each device of each process is a rank of its own: inside a worker and
 # then between takes fewer rounds of messages than all ranks at once, and sends more
@@ -43,8 +48,10 @@ def sum_and_mean(
 
 
 def _goes_by_gloo(axis: Axis) -> bool:
-    is_two_axes = axis == (WORKER, DEVICE)
-    return is_two_axes and jax.default_backend() == "cpu" and _size(WORKER) > 1
+    if axis not in ((WORKER, DEVICE), (MIRROR, SERVER)):
+        return False
+    spans = _size(axis[0]) > 1 and process_count() > 1
+    return spans and jax.default_backend() == "cpu"
 
 
 def _size(axis: Axis) -> int:
@@ -80,9 +87,10 @@ def _in_one(arrays: list[jax.Array]) -> jax.Array:
 
 
 def _vector_sum(vector: jax.Array, axis: Axis) -> jax.Array:
+    between, inside = axis
     is_small = vector.nbytes <= _MOST_BYTES_IN_TWO_LEVELS
-    if is_small and _size(DEVICE) >= _FEWEST_DEVICES_IN_TWO_LEVELS:
-        return jax.lax.psum(jax.lax.psum(vector, DEVICE), WORKER)
+    if is_small and _size(inside) >= _FEWEST_DEVICES_IN_TWO_LEVELS:
+        return jax.lax.psum(jax.lax.psum(vector, inside), between)
     return jax.lax.psum(vector, axis)
 
 

@@ -101,6 +101,8 @@ def at_home(mesh: Mesh) -> Mesh:
     own = [d for d in mesh.devices.flat if d.process_index == index]
     if len(own) == mesh.size:
         return mesh
+    if SERVER in mesh.axis_names:
+        return mesh_of(own, (-1, mesh.shape[SERVER]), (MIRROR, SERVER))
     return mesh_of(own, (-1,), (AXIS,))
 
 

@@ -1,5 +1,6 @@
 """Where the variables of a model lie: whole on every device, or split over servers."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
-from keras_mirror._jax.mesh import MIRROR, SERVER, alone, replicated, replicated_at_home
+from keras_mirror._jax.mesh import (
+    MIRROR,
+    SERVER,
+    alone,
+    at_home,
+    replicated,
+    replicated_at_home,
+)
 
 # The groups of a step's state, in Keras' order. Metrics are never split.
 _TRAINABLE, _NON_TRAINABLE, _OPTIMIZER = 0, 1, 2
@@ -84,6 +92,12 @@ class Layout:
     def is_split(self) -> bool:
         """Whether anything is."""
         return any(axis is not None for axis in (*self.gradients, *self.others))
+
+    def at_home(self) -> "Layout":
+        """The layout of what this process has of the state."""
+        if self.home is not None:
+            return self
+        return dataclasses.replace(self, mesh=at_home(self.mesh))
 
     def sharding(self, axis: int | None) -> NamedSharding:
         """How an array lies that is split along `axis`."""
@@ -158,6 +172,7 @@ def variable_shardings(
         return [home] * len(variables)
     parts = 4 if getattr(model, "optimizer", None) is not None else 2
     groups = _context.internals().state_variables(model, parts)
+    layout = layout.at_home()
     state = layout.of_state([len(group) for group in groups])
     known = {
         id(variable): sharding

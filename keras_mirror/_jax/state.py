@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror._jax import processes
 from keras_mirror._jax.mesh import (
+    at_home,
     is_ours,
     replicated,
     replicated_at_home,
@@ -66,25 +67,33 @@ class PlacedState(tuple[Part, ...]):
         ]
 
 
-def _same_copies(value: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """This process' copies of a replicated array as those of another; none is made."""
+def _same_copies(value: jax.Array, mesh: Mesh) -> jax.Array:
+    """This process' part of an array as that of one over another mesh; no copy."""
+    sharding = replicated(mesh)
+    if not value.sharding.is_fully_replicated:
+        sharding = NamedSharding(mesh, value.sharding.spec)  # pyright: ignore
     copies = [shard.data for shard in value.addressable_shards]
     return jax.make_array_from_single_device_arrays(value.shape, sharding, copies)
 
 
 def lifted(value: jax.Array, mesh: Mesh) -> jax.Array:
     """An array that this process has, as its part of one over the whole mesh."""
-    return _same_copies(value, replicated(mesh))
+    return _same_copies(value, mesh)
 
 
 def lowered(value: jax.Array, mesh: Mesh) -> jax.Array:
     """Undoes `lifted`."""
-    return _same_copies(value, replicated_at_home(mesh))
+    return _same_copies(value, at_home(mesh))
 
 
 def replicate(values: Any, mesh: Mesh) -> Any:
     """A nest of arrays of any layout over `mesh`, each whole on every device."""
     return jax.jit(lambda value: value, out_shardings=replicated(mesh))(values)
+
+
+def laid_out_as(state: Any, shardings: Any) -> Any:
+    """A state of arrays of any layout over a mesh, as its step leaves it."""
+    return jax.jit(lambda value: value, out_shardings=shardings)(state)
 
 
 def placed(state: Any, mesh: Mesh) -> PlacedState:
@@ -98,12 +107,15 @@ def place_state(state: Any, layout: Layout) -> PlacedState:
         return state
     mesh = layout.mesh
     if layout.is_split or layout.home is not None:
-        shardings = layout.of_state([len(part) for part in state])
+        shardings = layout.at_home().of_state([len(part) for part in state])
         parts = [
             _laid_out(list(part), of_part)
             for part, of_part in zip(state, shardings, strict=True)
         ]
-        return placed(_each_its_own(parts), mesh)
+        parts = _each_its_own(parts)
+        if spans_processes(mesh):
+            parts = [[lifted(value, mesh) for value in part] for part in parts]
+        return placed(parts, mesh)
     return placed([place_values(list(part), mesh) for part in state], mesh)
 
 

@@ -17,7 +17,14 @@ from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
 from keras_mirror._jax.sharded import layout_of
-from keras_mirror._jax.state import PlacedState, lowered, place_state, placed, replicate
+from keras_mirror._jax.state import (
+    PlacedState,
+    laid_out_as,
+    lowered,
+    place_state,
+    placed,
+    replicate,
+)
 from keras_mirror._jax.worker_batches import WorkerBatches
 
 # On CPU devices one pool of threads both starts and runs programs. With 32 steps
@@ -121,7 +128,8 @@ class StepFunction:
             outputs, new_state = done[0]
             if self._spans and not self._is_compiled:
                 # As the compiled program's results lie.
-                outputs, new_state = replicate((outputs, new_state), self._mesh)
+                outputs = replicate(outputs, self._mesh)
+                new_state = laid_out_as(tuple(new_state), self._state_out())
             self.latest = placed(new_state, self._mesh)
             if self._spans:
                 outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)

@@ -31,7 +31,8 @@ class ParameterServerStrategy(WorkersStrategy):
             when a step needs them, twice where the backward pass needs them too.
         num_servers: Over how many devices, side by side, each variable is split; the
             groups of so many devices mirror each other. It must divide the number of
-            devices. None: over all of them.
+            devices of a worker, so that no variable is split over workers. None: over
+            all devices of a worker.
         min_shard_elements: Variables of fewer elements are not split.
         devices: Names of this process' devices, None for all.
         auto_shard, view, synchronize_batch_norm, timeout_seconds, heartbeat_seconds,
@@ -101,7 +102,8 @@ class ParameterServerStrategy(WorkersStrategy):
             num_servers=lambda count: _servers(num_servers, count),
         )
         self._shard: Shard = shard
-        self._num_servers = _servers(num_servers, len(self.devices))
+        in_a_worker = len(self.devices) // self.num_workers
+        self._num_servers = _servers(num_servers, in_a_worker)
         self._min_shard_elements = min_shard_elements
 
     @property
