@@ -17,6 +17,7 @@ if not _is_command_line():
     from keras_mirror._context import ReplicaContext as ReplicaContext
     from keras_mirror._context import replica_context as replica_context
     from keras_mirror.callbacks import ConsistencyCheck as ConsistencyCheck
+    from keras_mirror.callbacks import ShardedCheckpoint as ShardedCheckpoint
     from keras_mirror.callbacks import check_consistency as check_consistency
     from keras_mirror.cluster import ClusterSpec as ClusterSpec
     from keras_mirror.launch.failure import record_uncaught as _record_uncaught

@@ -216,6 +216,20 @@ class Engine(Protocol):
         """Compiles the bound model's train step for a batch and counts."""
         ...
 
+    def checkpoint_arrays(self, model: Any, strategy: Any) -> dict[str, Any]:
+        """A model's weights and slots as arrays over all processes, by name."""
+        ...
+
+    def checkpoint_templates(self, model: Any, strategy: Any) -> dict[str, Any]:
+        """Shape, dtype and layout of these."""
+        ...
+
+    def take_checkpoint(
+        self, model: Any, strategy: Any, values: Mapping[str, Any]
+    ) -> None:
+        """Assigns such arrays to the variables of a model."""
+        ...
+
     def holdings(self, model: Any, strategy: Any) -> list[Holding]:
         """Where `strategy` keeps each variable that a model has now."""
         ...

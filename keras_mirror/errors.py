@@ -128,6 +128,28 @@ class ServerCountError(KerasMirrorError, ValueError):
         )
 
 
+class MissingPackageError(KerasMirrorError, ImportError):
+    """Something was asked for that an extra package does."""
+
+    def __init__(self, what: str, package: str):
+        super().__init__(
+            f"{what} needs a package that is not installed. Received: no {package}. "
+            f"Install it: pip install {package}."
+        )
+
+
+class CheckpointError(KerasMirrorError, ValueError):
+    """A checkpoint that is not there, or is of another model."""
+
+    def __init__(self, directory: str, found: str, steps: Iterable[int]):
+        super().__init__(
+            "A checkpoint must be there, and of a model of the same variables. "
+            f"Received: {directory!r} with {found}. Its steps: "
+            f"{', '.join(map(str, steps)) or 'none'}. Build the model as it was when "
+            "it was saved, with the same optimizer."
+        )
+
+
 class UnknownInputsError(KerasMirrorError, ValueError):
     """A model of which the size of a batch cannot be told."""
 

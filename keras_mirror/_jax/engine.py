@@ -1,7 +1,7 @@
 """What the rest of keras_mirror calls on the JAX backend."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ from keras_mirror._engine import Estimate, Holding, Part, StepReport
 from keras_mirror._jax import (
     batch,
     central,
+    checkpoints,
     collectives,
     compat,
     consistency,
@@ -163,6 +164,17 @@ class JaxEngine:
 
     def gather(self, strategy: Any, value: Any, axis: int) -> Any:
         return run.gather(value, axis)
+
+    def checkpoint_arrays(self, model: Any, strategy: Any) -> dict[str, Any]:
+        return checkpoints.arrays(model, strategy)
+
+    def checkpoint_templates(self, model: Any, strategy: Any) -> dict[str, Any]:
+        return checkpoints.templates(model, strategy)
+
+    def take_checkpoint(
+        self, model: Any, strategy: Any, values: Mapping[str, Any]
+    ) -> None:
+        checkpoints.take(model, strategy, values)
 
     def holdings(self, model: Any, strategy: Any) -> list[Holding]:
         return memory.holdings(model, strategy)

@@ -21,3 +21,4 @@ from keras_mirror.callbacks.orbax import (
     as_numpy_for_many_workers as as_numpy_for_many_workers,
 )
 from keras_mirror.callbacks.orbax import loading_as_numpy as loading_as_numpy
+from keras_mirror.callbacks.sharded import ShardedCheckpoint as ShardedCheckpoint

@@ -4,6 +4,7 @@ import sys
 
 import cluster
 import keras
+import numpy as np
 import server_worker_names
 import training
 
@@ -28,6 +29,14 @@ for shard in ("optimizer", "parameters"):
     model.fit(training.X, training.Y, batch_size=8, verbose=0)
     km.check_consistency(model)
     model.save(f"{sys.argv[1]}/{shard}.keras")
+    saving = km.ShardedCheckpoint(f"{sys.argv[1]}/{shard}")
+    saving.save(model)
+    saving.close()
+    kept = model.get_weights()
+    model.fit(training.X, training.Y, batch_size=8, verbose=0)
+    saving.restore(model)
+    for restored, value in zip(model.get_weights(), kept, strict=True):
+        np.testing.assert_array_equal(restored, value)
     found[f"{shard} saved"] = model.get_weights()
     kernel, slot = model.trainable_variables[0], model.optimizer.variables[2]
     found[f"{shard} split"] = [split(kernel), split(slot)]

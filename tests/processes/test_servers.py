@@ -7,6 +7,8 @@ import server_worker_names
 import training
 from parity import assert_same
 
+import keras_mirror as km
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -32,3 +34,6 @@ def test_variables_are_split_and_files_are_whole(found, folder, shard):
     loaded = keras.models.load_model(folder / f"{shard}.keras")
     for worker in found:
         assert_same("saved", loaded.get_weights(), worker[f"{shard} saved"], 0)
+    model = training.compiled(training.mlp())
+    assert km.ShardedCheckpoint(folder / shard).restore(model) == 4
+    assert_same("checkpoint", model.get_weights(), loaded.get_weights(), 0)

@@ -19,6 +19,7 @@ NAMES = [
     "OneDeviceStrategy",
     "ParameterServerStrategy",
     "ReplicaContext",
+    "ShardedCheckpoint",
     "Strategy",
     "__version__",
     "check_consistency",

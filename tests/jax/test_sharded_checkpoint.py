@@ -1,0 +1,142 @@
+"""ShardedCheckpoint: parts saved from where they lie, read wherever they are wanted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from parity import assert_same, compile_with, fresh, numbers, train_on_numbers
+
+import keras_mirror as km
+from keras_mirror import errors
+
+LEAST = 8
+STRATEGIES = {
+    "parameters": lambda: km.ParameterServerStrategy(
+        shard="parameters", min_shard_elements=LEAST
+    ),
+    "optimizer": lambda: km.ParameterServerStrategy(min_shard_elements=LEAST),
+    "two devices": lambda: km.ParameterServerStrategy(
+        shard="parameters", min_shard_elements=LEAST, devices=["cpu:1", "cpu:2"]
+    ),
+    "mirrored": km.MirroredStrategy,
+    "central_storage": km.CentralStorageStrategy,
+    "one_device": lambda: "one_device",
+}
+
+
+def fit(model, epochs=1, **options):
+    x, y = numbers()
+    return model.fit(
+        x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A folder with the weights after one and two epochs, and those after a third."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    model = compile_with(fresh(), distribution=STRATEGIES["parameters"]())
+    fit(model, epochs=2, callbacks=[km.ShardedCheckpoint(folder)])
+    at_end = model.get_weights()
+    fit(model)
+    return folder, at_end, model.get_weights()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_any_strategy_goes_on_from_a_checkpoint(saved, name):
+    folder, at_end, later = saved
+    model = compile_with(fresh(), distribution=STRATEGIES[name]())
+    assert km.ShardedCheckpoint(folder).restore(model) == 8
+    assert_same("restored", model.get_weights(), at_end, 0)
+    fit(model)
+    assert_same("later", model.get_weights(), later)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_any_strategy_saves_one_device_reads(name, tmp_path):
+    model = compile_with(fresh(), distribution=STRATEGIES[name]())
+    saving = km.ShardedCheckpoint(tmp_path, every_steps=3, max_to_keep=2)
+    fit(model, epochs=2, callbacks=[saving])  # steps 3 and 6 of 8
+    plain = compile_with(fresh())
+    saving = km.ShardedCheckpoint(tmp_path)
+    assert saving.restore(plain) == 6
+    saving.save(plain)  # again, from where it was read
+    saving.close()
+    want = compile_with(fresh())
+    x, y = numbers()
+    for step in range(6):
+        rows = slice(step % 4 * 8, step % 4 * 8 + 8)
+        want.train_on_batch(x[rows], y[rows])
+    assert_same("weights", plain.get_weights(), want.get_weights())
+    slots = [np.asarray(v) for v in plain.optimizer.variables]
+    assert_same("slots", slots, [np.asarray(v) for v in want.optimizer.variables])
+
+
+def test_each_device_writes_its_own_part(saved):
+    folder, _, _ = saved
+    (path,) = (folder / "8").rglob("array_metadatas/process_0")
+    arrays = json.loads(path.read_text())["array_metadatas"]
+    written = {
+        array["array_metadata"]["param_name"]: array["array_metadata"]["write_shape"]
+        for array in arrays
+    }
+    assert written["trainable_00000"] == [6, 2]  # of [6, 8]
+    assert written["optimizer_00002"] == [6, 2]
+    assert written["trainable_00003"] == [1]
+
+
+def test_checkpoints_that_are_not_there_or_of_others_are_refused(saved, tmp_path):
+    folder, _, _ = saved
+    model = compile_with(fresh())
+    before = model.get_weights()
+    with pytest.raises(errors.CheckpointError, match="no checkpoint of step 5.*4, 8"):
+        km.ShardedCheckpoint(folder).restore(model, step=5)
+    with pytest.raises(errors.CheckpointError, match="Its steps: none"):
+        km.ShardedCheckpoint(tmp_path).restore(model)
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+    other.compile("sgd", "mse")
+    with pytest.raises(errors.CheckpointError, match="where the model has"):
+        km.ShardedCheckpoint(folder).restore(other)
+    assert_same("weights", model.get_weights(), before, 0)
+    for options in ({"every_steps": 0}, {"max_to_keep": None}, {"every_steps": True}):
+        with pytest.raises(errors.OptionValueError):
+            km.ShardedCheckpoint(folder, **options)
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = {path!r}
+from parity import compile_with, fresh, numbers
+import keras_mirror as km
+model = compile_with(fresh(), distribution="parameter_server")
+x, y = numbers()
+saving = km.ShardedCheckpoint({folder!r})
+model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[saving])
+saving.close()
+def die(*paths):
+    os.kill(os.getpid(), signal.SIGKILL)
+os.rename = os.replace = die
+import pathlib
+pathlib.Path.rename = pathlib.Path.replace = die
+model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[saving])
+saving.close()
+"""
+
+
+def test_a_kill_while_saving_leaves_the_checkpoint_before(tmp_path):
+    code = KILLED.format(path=sys.path, folder=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    model = compile_with(fresh())
+    assert km.ShardedCheckpoint(tmp_path).restore(model) == 4
+    want = compile_with(fresh())
+    fit(want)
+    assert_same("weights", model.get_weights(), want.get_weights())
+    assert train_on_numbers(model)
