@@ -65,6 +65,8 @@ class TraceHooks(Protocol):
 
     def moments(self, *args: Any, **kwargs: Any) -> Any: ...
 
+    def lookup(self, *args: Any, **kwargs: Any) -> Any: ...
+
 
 class KerasInternals(Protocol):
     """What the backends need of Keras that Keras does not export.

@@ -212,11 +212,22 @@ def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
     return moments
 
 
+def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, inputs: Any) -> Any:
+        hooks = _context.current_hooks()
+        if hooks is None:
+            return original(self, inputs)
+        return hooks.lookup(original, self, inputs)
+
+    return call
+
+
 def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     """Every name that is wrapped: where, what, by what, why."""
     from keras.src.callbacks.callback_list import CallbackList
     from keras.src.distribution.distribution_lib import Distribution
-    from keras.src.layers import BatchNormalization
+    from keras.src.layers import BatchNormalization, Embedding
     from keras.src.losses import loss
     from keras.src.trainers import data_adapters
     from keras.src.trainers.trainer import Trainer
@@ -226,6 +237,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (loss, "apply_mask", _hooked("apply_mask"), "masks' denominators"),
         (loss, "reduce_values", _hooked("reduce_values"), "losses' denominators"),
         (BatchNormalization, "_moments", _moments, "its batch statistics"),
+        (Embedding, "call", _lookup, "rows of a table that is split"),
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
         (data_adapters, "get_data_adapter", _data_adapter, "a worker reads its part"),
     ]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from keras_mirror._jax import sharded
 from keras_mirror._jax.mesh import Axis
 
 _MEANS = ("mean", "sum_over_batch_size")
@@ -25,6 +26,18 @@ class ReplicaHooks:
     def __init__(self, axis_name: Axis, num_replicas: int):
         self._axis_name = axis_name
         self._num_replicas = num_replicas
+        # This server's rows of each table that is split by rows, by its variable's id.
+        self.tables: dict[int, jax.Array] = {}
+
+    def lookup(self, original: Callable[..., Any], layer: Any, ids: Any) -> Any:
+        """An `Embedding` layer's rows; only those of the batch travel."""
+        table = self.tables.get(id(layer._embeddings))
+        is_plain = not layer.lora_enabled and layer.quantization_mode is None
+        if table is None or not is_plain:
+            return original(layer, ids)
+        if ids.dtype not in ("int32", "int64"):
+            ids = keras.ops.cast(ids, "int32")
+        return keras.ops.cast(sharded.rows_of(table, ids), layer.compute_dtype)
 
     def apply_mask(
         self,

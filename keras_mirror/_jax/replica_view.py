@@ -117,9 +117,17 @@ class _WholeWeights:
     models", 2020.
     """
 
-    def __init__(self, function: Callable[..., Any], layout: Layout):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        layout: Layout,
+        variables: list[Any],
+        hooks: ReplicaHooks,
+    ):
         self._function = function
         self._layout = layout
+        self._variables = variables
+        self._hooks = hooks
         # Split variables that the model has set anew: they leave it whole.
         self._set_anew: set[int] = set()
 
@@ -133,6 +141,15 @@ class _WholeWeights:
 
     def _of_blocks(self, trainable: Any, others: Any, *rest: Any) -> Any:
         layout = self._layout
+        # A layer that looks up rows reads these, and what is put together of a table
+        # for others to read is then read by nobody, and falls away.
+        self._hooks.tables = {
+            id(variable): block
+            for variable, block, axis in zip(
+                self._variables, trainable, layout.parameters, strict=True
+            )
+            if axis == 0 and block.ndim == 2
+        }
         whole = list(map(sharded.gathered, others, layout.others))
         value, (loss, y_pred, left, metrics) = self._function(
             list(map(sharded.gathered, trainable, layout.parameters)), whole, *rest
@@ -186,8 +203,9 @@ def _region_one(
         )
         return loss / replica.count, aux
 
-    weights = _WholeWeights(share_of_loss, layout)
-    with _context.replica(replica.context()), _context.hooks(replica.hooks()):
+    hooks = replica.hooks()
+    weights = _WholeWeights(share_of_loss, layout, model.trainable_variables, hooks)
+    with _context.replica(replica.context()), _context.hooks(hooks):
         grads, aux, orders = layouts.gradients(
             weights.loss,
             trainable,

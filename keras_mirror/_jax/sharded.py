@@ -199,6 +199,34 @@ def own_block(value: jax.Array, axis: int | None) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(value, start, size, axis)
 
 
+def rows_of(block: jax.Array, ids: jax.Array) -> jax.Array:
+    """In a replica: rows of a table that is split by rows, without putting it together.
+
+    Args:
+        block: This server's rows, f32[rows / servers, width].
+        ids: Of the rows that this replica wants, int32[...]; as for `jnp.take`,
+            negative ones count from the end, and those beyond give NaN.
+
+    Returns:
+        f32[..., width].
+
+    Cost: each server sends the ids, and the rows that others want of it; in the
+    backward pass the gradients of these rows.
+    """
+    own, servers = block.shape[0], jax.lax.axis_size(SERVER)
+    total = own * servers
+    flat = jnp.where(ids < 0, ids + total, ids).ravel()
+    wanted = jax.lax.all_gather(flat, SERVER, tiled=True)
+    here = wanted - jax.lax.axis_index(SERVER) * own
+    is_here = (here >= 0) & (here < own)
+    rows = jnp.take(block, jnp.where(is_here, here, 0), axis=0)
+    rows = jnp.where(is_here[:, None], rows, 0)
+    found = jax.lax.psum_scatter(rows, SERVER, scatter_dimension=0, tiled=True)
+    is_row = (flat >= 0) & (flat < total)
+    found = jnp.where(is_row[:, None], found, jnp.nan)
+    return found.reshape(*ids.shape, block.shape[1])
+
+
 def scattered_sum(value: jax.Array, axis: int) -> jax.Array:
     """In a replica: its server's block of the sum over all replicas."""
     block = jax.lax.psum_scatter(value, SERVER, scatter_dimension=axis, tiled=True)

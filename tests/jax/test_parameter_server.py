@@ -339,3 +339,124 @@ def test_slots_stay_split_in_the_program_of_a_step():
             gathers
         ), shard
     assert jax.device_count() == 4
+
+
+VOCABULARY, WIDTH = 4096, 16
+
+
+def embedding_model(tied=False):
+    ids = keras.Input((6,), dtype="int32")
+    table = layers.Embedding(VOCABULARY, WIDTH, name="table")
+    hidden = layers.GlobalAveragePooling1D()(table(ids))
+    # `Scores` reads the table as well, not by rows.
+    outputs = Scores(table)(hidden) if tied else layers.Dense(1)(hidden)
+    return keras.Model(ids, outputs)
+
+
+class Scores(layers.Layer):
+    """Likeness to each of the table's first rows."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def call(self, x):
+        return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings[:5]))
+
+
+def words(rows=26):
+    rng = np.random.default_rng(2)
+    found = rng.integers(0, VOCABULARY, size=(rows, 6))
+    found[0, :2] = -1, -VOCABULARY  # from the end, as `take` has it
+    found[3] = found[6]  # the same rows on two replicas
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["table", "tied"])
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
+def test_embeddings_that_are_split_match_one_device(name, tied):
+    y = numbers(outputs=5 if tied else 1)[1]
+    drive = fit_evaluate_predict(words(), y)
+
+    def args():
+        return {"optimizer": optimizer_of(name), "loss": "mse"}
+
+    want = run_on_one_device(lambda: embedding_model(tied), args, drive)
+    got = run_on_replicas(
+        lambda: embedding_model(tied), args, drive, strategy=servers()
+    )
+    assert_same_runs(got, want)
+    assert got.model.train_function.step.views == {"replica": 6, "global": 2}
+    table = got.model.get_layer("table").embeddings.value
+    assert {shard.data.shape for shard in table.addressable_shards} == {
+        (VOCABULARY // 4, WIDTH)
+    }
+
+
+def test_only_the_rows_of_a_batch_travel():
+    model = embedding_model()
+    model.compile("sgd", "mse", distribution=servers())
+    report = _engine.load().step_report(model, words(8), numbers(8)[1])
+    assert report.view == "replica"
+    assert report.bytes_sent < 4 * VOCABULARY * WIDTH / 8
+    tied = embedding_model(tied=True)
+    tied.compile("sgd", "mse", distribution=servers())
+    whole = _engine.load().step_report(tied, words(8), numbers(8, outputs=5)[1])
+    assert whole.bytes_sent > 4 * VOCABULARY * WIDTH * 3 / 4
+
+
+def test_ids_beyond_the_table_give_what_one_device_gives():
+    def drive(model):
+        x = words(8)
+        x[5, 2] = VOCABULARY
+        model.fit(x, numbers(8)[1], batch_size=8, verbose=0)
+        return np.isnan(model.get_weights()[0]).sum(axis=1).nonzero()[0]
+
+    want = run_on_one_device(embedding_model, compiled(), drive)
+    got = run_on_replicas(embedding_model, compiled(), drive, strategy=servers())
+    np.testing.assert_array_equal(got.result, want.result)
+    assert len(want.result)
+
+
+def test_summary_and_estimate_say_what_devices_hold():
+    strategy = servers()
+    model = keras.Sequential(
+        [keras.Input((64,)), layers.Dense(128, "relu"), layers.Dense(8)]
+    )
+    model.compile("adam", "mse", distribution=strategy)
+    before = strategy.estimate(model, batch_size=16)
+    assert not model.optimizer.built
+    model.fit(np.zeros((16, 64)), np.zeros((16, 8)), verbose=0)
+    held = {device: 0 for device in strategy.devices}
+    for variable in {
+        id(v): v
+        for v in [
+            *model.variables,
+            *model.metrics_variables,
+            *model.optimizer.variables,
+        ]
+    }.values():
+        for shard in variable.value.addressable_shards:
+            held[f"cpu:{shard.device.id}"] += shard.data.nbytes
+    summary = strategy.summary(model)
+    assert summary.bytes_per_device == held
+    text = str(summary)
+    assert "axis 1 split: 32 of 128 each" in text and "cpu:3: " in text
+    page = summary._repr_html_()
+    assert page.startswith("<div") and "width:100.0%" in page and "cpu:3" in page
+    count, kernels = model.count_params(), 64 * 128 + 128 * 8 + 128 + 8
+    assert count == kernels
+    assert before[None].parameters == before["gradients"].parameters == 4 * count
+    assert before["parameters"].parameters == count  # four bytes over four servers
+    assert before["optimizer"].gradients == 4 * count
+    assert before["gradients"].gradients == count
+    counters = 8  # of Adam: its iterations and its rate
+    assert before[None].slots == 8 * count + counters
+    assert before["optimizer"].slots == 2 * count + counters
+    # Of four rows: the inputs of both layers, and where relu lets pass.
+    assert 4 * 4 * (64 + 128) <= before[None].activations <= 3 * 4 * 4 * (64 + 128)
+    assert "(mirrored)" in str(before) and "parameters" in before._repr_html_()
+    with pytest.raises(errors.OptionValueError, match="batch_size=0"):
+        strategy.estimate(model, batch_size=0)
+    with pytest.raises(errors.UnknownInputsError, match="keras.Input"):
+        strategy.estimate(OwnStep())
