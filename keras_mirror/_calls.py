@@ -136,7 +136,10 @@ def make_function(kind: str) -> Callable[[Any], Any]:
             if existing is not None and not hasattr(existing, "strategy"):
                 return original(self, force)  # the user's own: Keras keeps it
             strategy = target if isinstance(target, Strategy) else None
-            if existing is not None and existing.strategy is not strategy:
+            if existing is not None and (
+                existing.strategy is not strategy
+                or getattr(existing, "is_stale", bool)()
+            ):
                 setattr(self, attribute, None)
             if strategy is None:
                 result = original(self, force)

@@ -161,6 +161,10 @@ class StepFunction:
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
         return outputs
 
+    def is_stale(self) -> bool:
+        """Whether the model has other variables now than those it was made for."""
+        return self.layout != layout_of(self._model, self.strategy)
+
     def worker_batches(self, what: str) -> WorkerBatches | None:
         """How batches are taken where other processes have a part of the mesh."""
         if not self._spans:
@@ -397,4 +401,5 @@ def over_iterator(
 
     function.strategy = step.strategy  # pyright: ignore[reportFunctionMemberAccess]
     function.step = step  # pyright: ignore[reportFunctionMemberAccess]
+    function.is_stale = step.is_stale  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -460,3 +460,27 @@ def test_summary_and_estimate_say_what_devices_hold():
         strategy.estimate(model, batch_size=0)
     with pytest.raises(errors.UnknownInputsError, match="keras.Input"):
         strategy.estimate(OwnStep())
+
+
+@pytest.mark.filterwarnings("ignore:The model.s `trainable` state:UserWarning")
+def test_layers_may_be_frozen_and_thawed_between_fits():
+    def drive(model):
+        x, y = numbers()
+        found = []
+        for frozen in (False, True, False):
+            model.layers[0].trainable = not frozen
+            model.compile(sgd(), "mse", **model.km_distribution)
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+            model.layers[1].trainable = frozen  # seen by predict alone
+            found.append(model.predict(x, verbose=0))
+            model.layers[1].trainable = True
+        return found
+
+    def build(distribution):
+        model = fresh()
+        model.km_distribution = {"distribution": distribution}
+        return model
+
+    want = drive(build("one_device"))
+    for strategy in (servers(), km.CentralStorageStrategy()):
+        assert_same(strategy.name, drive(build(strategy)), want)
