@@ -25,6 +25,7 @@ from keras_mirror._jax.compat import shard_map
 from keras_mirror._jax.global_view import all_slots
 from keras_mirror._jax.losses import ReplicaHooks
 from keras_mirror._jax.mesh import Axis, replica_axis
+from keras_mirror._jax.server_blocks import WholeWeights, summed_blocks
 from keras_mirror._jax.sharded import Layout
 from keras_mirror._seeds import is_seed
 
@@ -108,74 +109,6 @@ class _Reduction:
         return value
 
 
-class _WholeWeights:
-    """A loss of whole weights, as one of the blocks that this replica's server has.
-
-    The backward pass puts weights together again, so that no more than those in use
-    lie whole on a device. Their gradients leave it as blocks of the sum over servers.
-    Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter
-    models", 2020.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        layout: Layout,
-        variables: list[Any],
-        hooks: ReplicaHooks,
-    ):
-        self._function = function
-        self._layout = layout
-        self._variables = variables
-        self._hooks = hooks
-        # Split variables that the model has set anew: they leave it whole.
-        self._set_anew: set[int] = set()
-
-    @property
-    def loss(self) -> Callable[..., Any]:
-        """What to differentiate."""
-        layout = self._layout
-        if all(axis is None for axis in (*layout.parameters, *layout.others)):
-            return self._function
-        return jax.checkpoint(self._of_blocks, policy=sharded.not_kept)
-
-    def _of_blocks(self, trainable: Any, others: Any, *rest: Any) -> Any:
-        layout = self._layout
-        # A layer that looks up rows reads these, and what is put together of a table
-        # for others to read is then read by nobody, and falls away.
-        self._hooks.tables = {
-            id(variable): block
-            for variable, block, axis in zip(
-                self._variables, trainable, layout.parameters, strict=True
-            )
-            if axis == 0 and block.ndim == 2
-        }
-        whole = list(map(sharded.gathered, others, layout.others))
-        value, (loss, y_pred, left, metrics) = self._function(
-            list(map(sharded.gathered, trainable, layout.parameters)), whole, *rest
-        )
-        for i, axis in enumerate(layout.others):
-            if axis is not None and left[i] is not whole[i]:
-                self._set_anew.add(i)
-        return value, (loss, y_pred, left, metrics)
-
-    def unless_set_anew(self, entered: list[Any], left: list[Any]) -> list[Any]:
-        """The variables that leave the loss; of those unchanged, the block."""
-        return [
-            entered[i] if axis is not None and i not in self._set_anew else left[i]
-            for i, axis in enumerate(self._layout.others or [None] * len(left))
-        ]
-
-    def as_blocks(self, values: list[Any]) -> list[Any]:
-        """The variables as this replica's server keeps them."""
-        return [
-            sharded.own_block(value, self._layout.others[i])
-            if i in self._set_anew
-            else value
-            for i, value in enumerate(values)
-        ]
-
-
 def _region_one(
     model: Any,
     layout: Layout,
@@ -204,7 +137,7 @@ def _region_one(
         return loss / replica.count, aux
 
     hooks = replica.hooks()
-    weights = _WholeWeights(share_of_loss, layout, model.trainable_variables, hooks)
+    weights = WholeWeights(share_of_loss, layout, model.trainable_variables, hooks)
     with _context.replica(replica.context()), _context.hooks(hooks):
         grads, aux, orders = layouts.gradients(
             weights.loss,
@@ -225,7 +158,7 @@ def _region_one(
         "metrics", model.metrics_variables, metrics, entered_metrics, new_metrics
     )
     overwritten, rest = _split_gradients(model, grads, replica.axis)
-    blocks, rest = _summed_blocks(rest, layout)
+    blocks, rest = summed_blocks(rest, layout)
     reduced.sums["grads"] = list(map(layouts.before, rest, orders))
     reduced.run()
     rest = list(map(layouts.after, reduced.sums["grads"], orders))
@@ -239,27 +172,6 @@ def _region_one(
         weights.as_blocks(reduced.values("state", left)),
         reduced.values("metrics", new_metrics),
     )
-
-
-def _summed_blocks(
-    grads: list[Any], layout: Layout
-) -> tuple[dict[int, jax.Array], list[Any]]:
-    """Takes out the gradients of which each server gets a block, summed."""
-    blocks, whole = {}, {}
-    for i, axis in enumerate(layout.gradients):
-        if axis is None or grads[i] is None:
-            continue
-        if layout.parameters[i] is None:
-            whole[i] = axis
-        else:  # scattered by the gather's derivative
-            blocks[i] = sharded.mirrored_sum(grads[i])
-    arguments = [grads[i] for i in whole], list(whole.values())
-    if layout.is_in_one:
-        sums = sharded.scattered_sums(*arguments)
-    else:
-        sums = list(map(sharded.scattered_sum, *arguments))
-    blocks |= dict(zip(whole, sums, strict=True))
-    return blocks, [None if i in blocks else grad for i, grad in enumerate(grads)]
 
 
 def _split_gradients(
