@@ -72,7 +72,11 @@ def outputs(notebook, kind):
 
 
 def test_there_are_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == ["01_mirrored", "02_multi_worker"]
+    assert [path.stem for path in NOTEBOOKS] == [
+        "01_mirrored",
+        "02_multi_worker",
+        "03_parameter_server",
+    ]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in NOTEBOOKS])
@@ -101,6 +105,18 @@ def test_multi_worker_notebook_shows_cluster_plot_comparison_and_failure(execute
     assert "one device" in printed and "largest weight difference" in printed
     assert "worker 1 failed first" in printed and "in fail_on_worker_1" in printed
     assert "FileNotFoundError: no such file: shard-1.npz" in printed
+
+
+def test_parameter_server_notebook_shows_estimate_summaries_and_comparison(executed):
+    notebook = executed("03_parameter_server")
+    pages = [page for page in outputs(notebook, "text/html") if "figure" in page]
+    assert len(pages) == 3  # the estimate, the servers, and the one place
+    assert "(mirrored)" in pages[0] and "split: 256 of 1024 each" in pages[1]
+    assert "on cpu:0" in pages[2]
+    printed = "".join(outputs(notebook, "stdout"))
+    difference = float(printed.partition("to one device: ")[2].split()[0])
+    assert difference < 1e-5
+    assert "the same weights: True" in printed
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
