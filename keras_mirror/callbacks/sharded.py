@@ -45,7 +45,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):
         is_asynchronous: Whether training goes on while files are written.
 
     Raises:
-        MissingPackageError: Orbax is not installed (`pip install orbax-checkpoint`, the extra `checkpoint`).
+        MissingPackageError: Orbax is not installed (the extra `checkpoint`).
         OptionValueError: A number that is not whole, or below 1.
 
     Example:
