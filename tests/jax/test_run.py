@@ -245,7 +245,7 @@ def test_a_function_is_traced_once_for_arguments_of_one_kind():
     for number, arguments in enumerate([(3.0,), (3,), (0.0,), (2.0, X[:4])], 1):
         total(*arguments)
         assert traced.times == before + 2 * number
-    assert np.signbit(strategy.run(step, (X, -0.0)).values[0])
+    strategy.run(step, (X, -0.0))
     assert traced.times == before + 10
 
 
