@@ -74,7 +74,7 @@ class CentralTrainFunction(TrainFunction):
 
         def step(lists: Any, data: Any, rows: int | None) -> Any:
             trainable, others, slots, metrics = lists
-            few = _few(self._model, slots)
+            few = few_slots(self._model, slots)
             copies = jax.device_put((trainable, others, few, metrics), mesh)
             grads, outputs, *new = gradients(copies, data, rows)
             grads, others, metrics = jax.device_put((grads, *new), home)
@@ -108,7 +108,7 @@ class CentralTrainFunction(TrainFunction):
         """The program of the devices that compute, and its view."""
         view = self.view(values, batch)
         trainable, others, slots, metrics = values
-        state = trainable, others, _few(self._model, slots), metrics
+        state = trainable, others, few_slots(self._model, slots), metrics
         whole = replicated(self._mesh)
         arguments = jax.tree.map(
             lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=whole), state
@@ -117,7 +117,7 @@ class CentralTrainFunction(TrainFunction):
         return program.lower(arguments, batch.data, batch.rows), view
 
 
-def _few(model: Any, slots: Any) -> list[Any]:
+def few_slots(model: Any, slots: Any) -> list[Any]:
     """What the loss may need of the optimizer: of Keras' own, its scale alone.
 
     None in the place of a slot that nobody reads, and that is not copied.

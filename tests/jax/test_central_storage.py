@@ -26,6 +26,7 @@ from test_parameter_server import (
 
 import keras_mirror as km
 from keras_mirror import _engine, errors
+from keras_mirror._jax.central import few_slots
 
 
 def central(**options):
@@ -169,3 +170,19 @@ def test_a_failed_step_leaves_the_weights():
 def test_wrong_options_are_refused(options, error, text):
     with pytest.raises(error, match=text):
         central(**options)
+
+
+def test_slots_that_the_loss_does_not_read_are_not_copied():
+    model = compile_with(fresh(), distribution=central())
+    train_on_numbers(model)
+    slots = [variable.value for variable in model.optimizer.variables]
+    kept = [slot for slot in few_slots(model, slots) if slot is not None]
+    assert [slot.size for slot in kept] == [1, 1, 1]  # counter, rate, a bias of one
+
+
+def test_a_second_fit_with_moving_averages_goes_on():
+    optimizer = keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.5)
+    model = fresh()
+    model.compile(optimizer, "mse", distribution=central())
+    losses = [train_on_numbers(model)["history"]["loss"][-1] for _ in "12"]
+    assert losses[1] < losses[0]
