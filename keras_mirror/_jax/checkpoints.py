@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
-from keras_mirror import _context
 from keras_mirror._jax.mesh import spans_processes
+from keras_mirror._jax.sharded import groups_of
 from keras_mirror._jax.state import lifted, lowered
 
 _GROUPS = ("trainable", "non_trainable", "optimizer")
@@ -14,11 +14,9 @@ _GROUPS = ("trainable", "non_trainable", "optimizer")
 
 def _named(model: Any) -> dict[str, Any]:
     """The variables by group and place: paths have counters that differ by session."""
-    parts = 4 if getattr(model, "optimizer", None) is not None else 2
-    groups = _context.internals().state_variables(model, parts)
     return {
         f"{kind}_{place:05d}": variable
-        for kind, group in zip(_GROUPS, groups, strict=False)
+        for kind, group in zip(_GROUPS, groups_of(model), strict=False)
         for place, variable in enumerate(group)
     }
 

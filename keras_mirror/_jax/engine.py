@@ -40,6 +40,17 @@ def _concatenated(outputs: list[Any]) -> Any:
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
 
+def _step_kinds(strategy: Any) -> tuple[Any, Any, Any]:
+    """What trains, evaluates and predicts."""
+    if sharded.is_central(strategy):
+        return (
+            central.CentralTrainFunction,
+            central.CentralTestFunction,
+            central.CentralPredictFunction,
+        )
+    return steps.TrainFunction, steps.StepFunction, steps.PredictFunction
+
+
 class JaxEngine:
     """See `keras_mirror._engine.Engine` for what each method is for."""
 
@@ -106,16 +117,14 @@ class JaxEngine:
     def train_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
         binding = _context.binding_of(model)
         reduction = binding.reduction.reduction if binding else "mean"
-        central_storage = sharded.is_central(strategy)
-        kind = central.CentralTrainFunction if central_storage else steps.TrainFunction
+        kind, _, _ = _step_kinds(strategy)
         step = kind(model, strategy, reduction)
         return steps.over_iterator(
             step, model.steps_per_execution, _last, what="a batch to train on"
         )
 
     def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        central_storage = sharded.is_central(strategy)
-        kind = central.CentralTestFunction if central_storage else steps.StepFunction
+        _, kind, _ = _step_kinds(strategy)
         step = kind(
             model,
             strategy,
@@ -126,10 +135,7 @@ class JaxEngine:
         )
 
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
-        central_storage = sharded.is_central(strategy)
-        kind = (
-            central.CentralPredictFunction if central_storage else steps.PredictFunction
-        )
+        _, _, kind = _step_kinds(strategy)
         step = kind(
             model,
             strategy,

@@ -64,8 +64,8 @@ def _whole(state: Any, layout: Layout) -> tuple[Any, ...]:
         return tuple(state)
     trainable, non_trainable, *rest = state
     return (
-        layout.whole(trainable, layout.parameters),
-        layout.whole(non_trainable, layout.others),
+        layout.constrained(trainable, layout.parameters, are_whole=True),
+        layout.constrained(non_trainable, layout.others, are_whole=True),
         *rest,
     )
 

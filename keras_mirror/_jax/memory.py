@@ -8,7 +8,7 @@ import jax
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Estimate, Holding
-from keras_mirror._jax.sharded import axis_of, layout_of
+from keras_mirror._jax.sharded import axis_of, groups_of, layout_of
 
 _KINDS = ("weight", "non-trainable weight", "slot", "metric")
 
@@ -26,10 +26,8 @@ def _place(axis: int | None, shape: tuple[int, ...], strategy: Any) -> str:
 
 def holdings(model: Any, strategy: Any) -> list[Holding]:
     """Of each variable that `model` has now, where `strategy` keeps it."""
-    has_optimizer = getattr(model, "optimizer", None) is not None
-    parts = 4 if has_optimizer else 2
-    groups = _context.internals().state_variables(model, parts)
-    kinds = _KINDS[:parts]
+    groups = groups_of(model)
+    kinds = _KINDS[: len(groups)]
     layout = layout_of(model, strategy)
     if layout.home is not None:
         return _in_storage(groups, kinds, strategy)

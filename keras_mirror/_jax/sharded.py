@@ -119,25 +119,26 @@ class Layout:
             for axes, size in zip(groups, sizes, strict=True)
         )
 
-    def constrained(self, values: Any, axes: Any) -> list[jax.Array]:
-        """Values inside of a program, laid out as `axes` say."""
+    def constrained(
+        self, values: Any, axes: Any, *, are_whole: bool = False
+    ) -> list[jax.Array]:
+        """Values inside of a program, those with an axis split along it, or whole."""
         if not self.is_split:
             return list(values)
         return [
             value
             if axis is None
-            else jax.lax.with_sharding_constraint(value, self.sharding(axis))
+            else jax.lax.with_sharding_constraint(
+                value, self.sharding(None if are_whole else axis)
+            )
             for value, axis in zip(values, axes, strict=True)
         ]
 
-    def whole(self, values: Any, axes: Any) -> list[jax.Array]:
-        """Values inside of a program of the global view; those split put together."""
-        return [
-            value
-            if axis is None
-            else jax.lax.with_sharding_constraint(value, replicated(self.mesh))
-            for value, axis in zip(values, axes, strict=True)
-        ]
+
+def groups_of(model: Any) -> list[list[Any]]:
+    """A model's variables as a step's state has them; two groups without optimizer."""
+    parts = 4 if getattr(model, "optimizer", None) is not None else 2
+    return _context.internals().state_variables(model, parts)
 
 
 def layout_of(model: Any, strategy: Any) -> Layout:
@@ -147,8 +148,7 @@ def layout_of(model: Any, strategy: Any) -> Layout:
         return Layout(mesh, home=replicated(alone(strategy.storage_device)))
     if shard is None:
         return Layout(mesh)
-    has_optimizer = getattr(model, "optimizer", None) is not None
-    groups = _context.internals().state_variables(model, 4 if has_optimizer else 2)
+    groups = groups_of(model)
     gradients = _axes(groups[_TRAINABLE], strategy)
     others = _axes(groups[_NON_TRAINABLE], strategy)
     is_whole = shard != "parameters"
@@ -157,7 +157,7 @@ def layout_of(model: Any, strategy: Any) -> Layout:
         parameters=(None,) * len(gradients) if is_whole else gradients,
         gradients=gradients,
         others=(None,) * len(others) if is_whole else others,
-        slots=_axes(groups[_OPTIMIZER], strategy) if has_optimizer else (),
+        slots=_axes(groups[_OPTIMIZER], strategy) if len(groups) == 4 else (),
         is_in_one=shard == "optimizer",
     )
 
@@ -170,9 +170,7 @@ def variable_shardings(
     if not layout.is_split:
         home = layout.home or replicated_at_home(layout.mesh)
         return [home] * len(variables)
-    parts = 4 if getattr(model, "optimizer", None) is not None else 2
-    groups = _context.internals().state_variables(model, parts)
-    layout = layout.at_home()
+    groups, layout = groups_of(model), layout.at_home()
     state = layout.of_state([len(group) for group in groups])
     known = {
         id(variable): sharding

@@ -7,6 +7,12 @@ import keras
 from keras_mirror import _engine, errors
 
 
+def check_count(name: str, value: object) -> None:
+    """Raises OptionValueError unless the value is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise errors.OptionValueError(name, value, ("a whole number of at least 1",))
+
+
 def check_consistency(model: Any) -> None:
     """Compares a checksum of every variable over all replicas and workers.
 
@@ -50,10 +56,7 @@ class ConsistencyCheck(keras.callbacks.Callback):
 
     def __init__(self, *, every_steps: int = 100):
         super().__init__()
-        is_number = isinstance(every_steps, int) and not isinstance(every_steps, bool)
-        if not is_number or every_steps < 1:
-            wanted = ("a whole number of at least 1",)
-            raise errors.OptionValueError("every_steps", every_steps, wanted)
+        check_count("every_steps", every_steps)
         self.every_steps = every_steps
         self._steps = 0
 

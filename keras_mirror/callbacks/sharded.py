@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from keras_mirror import _context, _engine, errors
+from keras_mirror.callbacks.consistency import check_count
 
 
 def _orbax() -> Any:
@@ -16,11 +17,6 @@ def _orbax() -> Any:
             "ShardedCheckpoint", "orbax-checkpoint"
         ) from error
     return orbax
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise errors.OptionValueError(name, value, ("a whole number of at least 1",))
 
 
 def _strategy_of(model: Any) -> Any:
@@ -68,8 +64,8 @@ class ShardedCheckpoint(keras.callbacks.Callback):
     ):
         super().__init__()
         if every_steps is not None:
-            _check_count("every_steps", every_steps)
-        _check_count("max_to_keep", max_to_keep)
+            check_count("every_steps", every_steps)
+        check_count("max_to_keep", max_to_keep)
         self.directory = os.path.abspath(os.fspath(directory))
         self.every_steps = every_steps
         self._manager_options = {
