@@ -184,6 +184,9 @@ class Batches(Iterator[Any]):
 
     Raises:
         UnevenBatchError: From `next`, where `must_be_even` says so.
+
+    Attributes:
+        asked: How many batches workers have asked each other for.
     """
 
     def __init__(
@@ -196,6 +199,7 @@ class Batches(Iterator[Any]):
         part: Part | None = None,
     ):
         self.part = part
+        self.asked = 0
         self._is_fresh = True
         self._source = iter(source)
         self._mesh = mesh

@@ -26,6 +26,8 @@ class _Central(StepFunction):
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         program, lists, *rest = super()._program(state, batch)
+        if not self._is_compiled:
+            return program, lists, *rest
         mesh, home = replicated(self._mesh), self.layout.home
 
         def there_and_back(lists: Any, *rest: Any) -> Any:
@@ -56,7 +58,9 @@ class CentralTrainFunction(TrainFunction):
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         program, lists, *rest = super()._program(state, batch)
-        if _context.internals().has_default_step(self._model) and self._is_compiled:
+        if not self._is_compiled:
+            return program, lists, *rest
+        if _context.internals().has_default_step(self._model):
             has_whole_rows = program is self._whole_rows
             gradients = self.gradients(self.view(state, batch), has_whole_rows)
             return self._in_two(gradients), lists, batch.data, batch.rows

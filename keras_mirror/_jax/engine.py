@@ -120,7 +120,7 @@ class JaxEngine:
         kind, _, _ = _step_kinds(strategy)
         step = kind(model, strategy, reduction)
         return steps.over_iterator(
-            step, model.steps_per_execution, _last, what="a batch to train on"
+            step, model.steps_per_execution, _last, what="to train on"
         )
 
     def test_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
@@ -128,10 +128,10 @@ class JaxEngine:
         step = kind(
             model,
             strategy,
-            global_view.test_step(model, sharded.layout_of(model, strategy)),
+            global_view.test_step(model, sharded.layout_inside(model, strategy)),
         )
         return steps.over_iterator(
-            step, model.steps_per_execution, _last, what="a batch to evaluate"
+            step, model.steps_per_execution, _last, what="to evaluate"
         )
 
     def predict_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
@@ -139,10 +139,10 @@ class JaxEngine:
         step = kind(
             model,
             strategy,
-            global_view.predict_step(model, sharded.layout_of(model, strategy)),
+            global_view.predict_step(model, sharded.layout_inside(model, strategy)),
         )
         return steps.over_iterator(
-            step, model.steps_per_execution, _concatenated, what="a batch to predict"
+            step, model.steps_per_execution, _concatenated, what="to predict"
         )
 
     def batches(

@@ -162,6 +162,17 @@ def layout_of(model: Any, strategy: Any) -> Layout:
     )
 
 
+def layout_inside(model: Any, strategy: Any) -> Layout:
+    """How the variables lie inside of the steps of the global view."""
+    layout = layout_of(model, strategy)
+    return layout if is_compiled(model) else Layout(layout.mesh)
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether Keras compiles the steps of a model; else it runs them op by op."""
+    return bool(model.jit_compile) and not model.run_eagerly
+
+
 def variable_shardings(
     model: Any, strategy: Any, variables: list[Any]
 ) -> list[NamedSharding]:

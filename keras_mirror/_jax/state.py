@@ -1,5 +1,6 @@
 """Where variables and step state live: moving them onto a mesh and back."""
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -86,18 +87,28 @@ def lowered(value: jax.Array, mesh: Mesh) -> jax.Array:
     return _same_copies(value, at_home(mesh))
 
 
+@functools.cache
+def _replicating(mesh: Mesh) -> Any:
+    return jax.jit(lambda values: values, out_shardings=replicated(mesh))
+
+
 def replicate(values: Any, mesh: Mesh) -> Any:
     """A nest of arrays of any layout over `mesh`, each whole on every device."""
-    return jax.jit(lambda value: value, out_shardings=replicated(mesh))(values)
+    return _replicating(mesh)(values)
 
 
-def laid_out_as(state: Any, shardings: Any) -> Any:
-    """A state of arrays of any layout over a mesh, as its step leaves it."""
-    return jax.jit(lambda value: value, out_shardings=shardings)(state)
+def on_one_device(state: "PlacedState", data: Any, mesh: Mesh) -> tuple[Any, Any]:
+    """A step's state and its batch, whole on the first device of this process."""
+    if spans_processes(mesh):
+        data = jax.tree.map(lambda v: lowered(v, mesh), replicate(data, mesh))
+    seen = tuple(list(part) for part in state)
+    return jax.device_put((seen, data), at_home(mesh).devices.flat[0])
 
 
 def placed(state: Any, mesh: Mesh) -> PlacedState:
     """Marks the state that a step over `mesh` has returned."""
+    if isinstance(state, PlacedState):
+        return state
     return PlacedState(Part(list(part), mesh) for part in state)
 
 

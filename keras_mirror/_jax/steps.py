@@ -16,14 +16,13 @@ from keras_mirror._jax import global_view, processes, replica_view, report
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
-from keras_mirror._jax.sharded import layout_of
+from keras_mirror._jax.sharded import is_compiled, layout_inside, layout_of
 from keras_mirror._jax.state import (
     PlacedState,
-    laid_out_as,
     lowered,
+    on_one_device,
     place_state,
     placed,
-    replicate,
 )
 from keras_mirror._jax.worker_batches import WorkerBatches
 
@@ -68,7 +67,7 @@ class StepFunction:
         self._in_flight: collections.deque[Any] | None = None
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             self._in_flight = collections.deque()
-        self._is_compiled = bool(model.jit_compile) and not model.run_eagerly
+        self._is_compiled = is_compiled(model)
         self._irregular = self._global = step
         if self._is_compiled:
             options = {"static_argnums": 2, "out_shardings": self._out_shardings()}
@@ -97,9 +96,11 @@ class StepFunction:
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
         """What to call, and the arguments."""
+        if not self._is_compiled:
+            return self._op_by_op, state, batch
         program = self.global_jit(batch)
         arguments = (state.lists(), batch.data, batch.rows)
-        if self._is_compiled and batch.rows is not None:
+        if batch.rows is not None:
             key = (batch.signature(), batch.rows)
             if key not in self._sorts:
                 traced = program.trace(*arguments)
@@ -107,6 +108,17 @@ class StepFunction:
             if self._sorts[key]:
                 program = self._whole_rows
         return program, *arguments
+
+    def _op_by_op(self, state: PlacedState, batch: StepBatch) -> Any:
+        """The step on one device, by each process for itself, as plain Keras runs it.
+
+        Its values can be looked at in every process. And on CPU devices operations
+        over several, each a program of its own, would be far ahead of a collective
+        (see _MOST_STEPS_AHEAD).
+        """
+        lists, data = on_one_device(state, batch.data, self._mesh)
+        outputs, new_state = self._global(lists, data, batch.rows)
+        return outputs, place_state(new_state, self.layout)
 
     def global_jit(self, batch: StepBatch) -> Any:
         """The step of the global view for batches laid out as this one is."""
@@ -126,13 +138,10 @@ class StepFunction:
                 # between: Ctrl-C there would lose the state, the old one donated.
                 done.extend(map(*self._each_once(state, batch)))
             outputs, new_state = done[0]
-            if self._spans and not self._is_compiled:
-                # As the compiled program's results lie.
-                outputs = replicate(outputs, self._mesh)
-                new_state = laid_out_as(tuple(new_state), self._state_out())
             self.latest = placed(new_state, self._mesh)
             if self._spans:
-                outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)
+                if self._is_compiled:
+                    outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)
                 outputs = self._for_this_worker(outputs, batch)
             self._wait_for_earlier_steps(outputs)
         except BaseException:
@@ -237,7 +246,7 @@ class TrainFunction(StepFunction):
                 model,
                 strategy.num_replicas_in_sync,
                 reduction,
-                layout_of(model, strategy),
+                layout_inside(model, strategy),
             ),
         )
         self._reduction = reduction
@@ -358,6 +367,14 @@ def _give_back(model: Any, state: Any) -> None:
     model._jax_state_synced = True
 
 
+def _next_number(iterator: Any) -> int:
+    """Of the batch that is asked for; data outside of a `fit` is one batch."""
+    if not isinstance(iterator, Batches):
+        return 1
+    iterator.asked += 1
+    return iterator.asked
+
+
 def over_iterator(
     step: StepFunction,
     steps_per_execution: int,
@@ -371,7 +388,7 @@ def over_iterator(
         step: One step.
         steps_per_execution: How many batches one call takes; fewer at the end.
         join: Puts the outputs of these steps together.
-        what: What the steps do, for errors.
+        what: What the steps do with a batch, for errors.
     """
     together = step.worker_batches(what)
 
@@ -384,7 +401,9 @@ def over_iterator(
                 if together is None:
                     data = take()
                 else:
-                    data = together.take(take, part, is_first=number == 0)
+                    data = together.take(
+                        take, part, nth=_next_number(iterator), is_first=number == 0
+                    )
             except BaseException as error:
                 is_end = isinstance(error, StopIteration)
                 if found and is_end:

@@ -81,7 +81,7 @@ class WorkerBatches:
 
     Args:
         mesh: The mesh over all workers.
-        what: What the batches are for; workers must agree on it.
+        what: What the batches are for, as "to train on"; workers must agree on it.
         trained: The model that they train, where there is one: workers may leave
             or stop between two of its steps.
     """
@@ -92,7 +92,7 @@ class WorkerBatches:
         self._trained = trained
 
     def take(
-        self, take: Callable[[], Any], part: Part | None, *, is_first: bool
+        self, take: Callable[[], Any], part: Part | None, *, nth: int, is_first: bool
     ) -> Any:
         """The next batch of all workers.
 
@@ -100,6 +100,7 @@ class WorkerBatches:
             take: Returns this worker's next batch.
             part: How that is part of the global batch; None where it is the global
                 batch, which all have.
+            nth: Its number in this data, from 1, for errors.
             is_first: Whether it is the first of those that one call takes.
 
         Raises:
@@ -108,6 +109,7 @@ class WorkerBatches:
             PreemptedExit: A worker was asked to leave; on every worker.
             WorkersDifferError: On every worker, where they do not fit together.
         """
+        what = f"{'' if part is None else 'a part of '}batch {nth} {self._what}"
         batch = None
         while batch is None:
             try:
@@ -115,12 +117,11 @@ class WorkerBatches:
             except StopIteration:
                 data = None
             may_leave = self._trained is not None and is_first
-            batch = self._meet(data, part, may_leave=may_leave)
+            batch = self._meet(data, part, what, may_leave=may_leave)
         return batch
 
-    def _meet(self, data: Any, part: Part | None, *, may_leave: bool) -> Any:
+    def _meet(self, data: Any, part: Part | None, what: str, *, may_leave: bool) -> Any:
         """One global batch; None where it would have no rows."""
-        what = self._what if part is None else f"a part of {self._what}"
         shapes = None if data is None else _shapes(data)
         mine = [shapes, _checksum(data, part), is_asked_to_leave(), self._wants_stop()]
         found, sums, leave, stop = zip(*processes.exchange(mine, what), strict=True)

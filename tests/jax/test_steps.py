@@ -14,6 +14,8 @@ from parity import (
     weights_of_rows,
 )
 
+import keras_mirror as km
+
 # How the step runs ----------------------------------------------------------
 
 MODES = {
@@ -27,6 +29,23 @@ MODES = {
 def test_mode_matches_one_device(name):
     drive = fit_evaluate_predict(*numbers(14), epochs=1, test_batch_size=8)
     check(mlp, compiled(metrics=["mae"], **MODES[name]), drive)
+
+
+@pytest.mark.parametrize("name", ["eager", "not_jitted"])
+def test_what_is_not_compiled_runs_on_one_device(name):
+    """Over several, operations run ahead of a collective until CPU devices hang."""
+    places = set()
+
+    class Looking(keras.Sequential):
+        def train_step(self, state, data):
+            for value in (*data[:2], *state[0]):
+                places.update(value.devices())
+            return super().train_step(state, data)
+
+    model = Looking(mlp().layers)
+    model.compile("sgd", "mse", distribution=km.MirroredStrategy(), **MODES[name])
+    model.fit(*numbers(6), batch_size=4, verbose=0)
+    assert len(places) == 1 and len(model.weights[0].value.devices()) == 4
 
 
 @pytest.mark.parametrize("rows", [26, 28], ids=["short_batch", "whole_batches"])

@@ -25,23 +25,23 @@ def free_ports(count):
         return [each.getsockname()[1] for each in sockets]
 
 
-def environment(devices, *, is_bare=True, as_users_do=False):
+def environment(devices, *, needs=(), as_users_do=False):
     """Of a worker: this checkout, and so many virtual devices.
 
-    A bare one has no TensorFlow, no torch and no matplotlib: see `bare`. Programs are
-    compiled quickly, not to be quick; `as_users_do` leaves XLA as it is.
+    It has no TensorFlow, no torch and no matplotlib (see `bare`) but what it `needs`.
+    Programs are compiled quickly, not to be quick; `as_users_do` leaves XLA as it is.
     """
     found = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TF_CONFIG", "KERAS_DISTRIBUTION", "KERAS_MIRROR"))
     }
-    folders = [HERE / "bare"] * is_bare + [ROOT, HERE, ROOT / "tests" / "jax"]
-    path = os.pathsep.join(map(str, folders))
+    folders = [HERE / "bare", ROOT, HERE, ROOT / "tests" / "jax"]
     return found | {
         "KERAS_BACKEND": "jax",
         "XLA_FLAGS": f"{FLAG}={devices}" + (not as_users_do) * f" {QUICK}",
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "BARE_BUT_FOR": ",".join(needs),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
 

@@ -287,6 +287,8 @@ def errors_of_one():
             )
         ),
         "rows": attempt(lambda: built.fit(X[:rows], Y[:rows], batch_size=8, verbose=0)),
+        "evaluate": attempt(lambda: built.evaluate(X[:rows], Y[:rows], batch_size=8)),
+        "predict": attempt(lambda: built.predict(X[:rows], batch_size=8)),
         "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
     }
     for name in ("on_train_begin", "on_epoch_end", "on_train_end"):

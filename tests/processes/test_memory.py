@@ -19,7 +19,7 @@ def found(tmp_path_factory):
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "memory.py"), "--devices", str(DEVICES)]
         + ["--json", "--plot", str(picture)],
-        env=cluster.environment(DEVICES, is_bare=False, as_users_do=True),
+        env=cluster.environment(DEVICES, needs=["matplotlib"], as_users_do=True),
         capture_output=True,
         text=True,
         timeout=240,

@@ -24,7 +24,8 @@ def once(tmp_path_factory, name, **options):
         if not kept.exists():
             own = folder / name
             own.mkdir(exist_ok=True)
-            found = cluster.results("train_worker.py", own, is_bare=False, **options)
+            options["needs"] = ["tensorflow", "torch"]
+            found = cluster.results("train_worker.py", own, **options)
             kept.write_bytes(pickle.dumps(found))
     return pickle.loads(kept.read_bytes())
 

@@ -25,7 +25,7 @@ def found(picture):
     script = str(BENCHMARKS / "scaling.py")
     done = subprocess.run(
         [sys.executable, script, *options, "--plot", str(picture)],
-        env=cluster.environment(2, is_bare=False, as_users_do=True),
+        env=cluster.environment(2, needs=["matplotlib"]),
         capture_output=True,
         text=True,
         timeout=240,

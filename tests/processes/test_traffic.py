@@ -11,7 +11,7 @@ from parity import assert_same
 def found(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("traffic")
     devices = request.param
-    options = {"workers": 2, "devices": devices, "as_users_do": True}
+    options = {"workers": 2, "devices": devices}
     results = cluster.results("traffic_worker.py", folder, **options)
     for result in results:
         assert result["mesh"] == {"worker": 2, "device": devices}

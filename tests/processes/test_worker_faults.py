@@ -84,7 +84,7 @@ def test_one_worker_stops_all_after_the_same_batch(tmp_path):
 
 
 def test_the_chief_alone_writes(tmp_path):
-    chief, other = results(tmp_path, "writes", is_bare=False)
+    chief, other = results(tmp_path, "writes", needs=["tensorflow", "tensorboard"])
     assert not other["written"]
     assert_same("weights", other["weights"], chief["weights"], 0)
     names = {path.name for path in (tmp_path / "files").iterdir()}
@@ -102,12 +102,17 @@ def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path):
     chief, other = results(tmp_path, "errors_of_one")
     for name, said in chief["heard"].items():
         heard = other["heard"][name]
-        if name in ("rows", "dtypes"):
+        if name in ("rows", "evaluate", "predict", "dtypes"):
             assert said == heard and said.startswith("WorkersDifferError"), said
         else:
             assert said.startswith("WorkerFailedError: "), (name, said)
             assert heard in said and heard, (name, said)
     assert "3 steps; worker 1: 1 epochs of 2 steps" in chief["heard"]["rows"]
+    for name in ("evaluate", "predict"):
+        assert (
+            f"worker 0: batch 3 to {name}; worker 1: the end of"
+            in (chief["heard"][name])
+        )
     assert "worker 1: int32[8, 6]" in chief["heard"]["dtypes"]
     assert chief["ended"] == other["ended"] == [signal.SIGTERM] * 2
     # As in plain Keras, the first batch is trained on.

@@ -4,7 +4,6 @@ import sys
 import traceback
 
 import cluster
-import keras
 import parts
 import training
 
@@ -14,7 +13,6 @@ strategy = km.MultiWorkerMirroredStrategy(heartbeat_seconds=15)
 km.set_strategy(strategy)
 found = {}
 for name in sys.argv[2:] or training.PROGRAMS:
-    keras.utils.clear_session()
     try:
         found[name] = training.run(name)
     except Exception:
