@@ -104,8 +104,7 @@ def test_a_compiled_step_takes_its_batch_by_rows(kind, rows):
         assert f"f32[{ROWS},{FEATURES}]" not in taken
 
 
-@pytest.mark.parametrize("options", [{}, {"jit_compile": False}, {"run_eagerly": True}])
-def test_calls_on_a_batch_put_no_whole_batch_on_a_device(options, monkeypatch):
+def test_calls_on_a_batch_put_no_whole_batch_on_a_device(monkeypatch):
     put, whole = jax.device_put, []
 
     def device_put(value, device=None, **options):
@@ -117,7 +116,7 @@ def test_calls_on_a_batch_put_no_whole_batch_on_a_device(options, monkeypatch):
                 )
         return placed
 
-    built = model(**options)
+    built = model()
     monkeypatch.setattr(jax, "device_put", device_put)
     built.train_on_batch(X, Y)
     built.test_on_batch(X, Y)
