@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from keras_mirror import _seeds, errors
-from keras_mirror._jax import chief_watch, compat
+from keras_mirror._jax import chief_watch, compat, turns
 from keras_mirror._jax.mesh import WORKER, from_own_rows, mesh_of, replicated
 from keras_mirror.cluster.rendezvous import meet
 
@@ -233,8 +233,8 @@ def _over_workers(
     chosen = [first[index] for index in sorted(first)]
     mesh = mesh_of(chosen, (-1,), (WORKER,))
     values = from_own_rows(array[None], mesh, mesh.size)
-    found = jax.jit(function, out_shardings=replicated(mesh))
-    return np.asarray(found(values).addressable_data(0))
+    program = jax.jit(function, out_shardings=replicated(mesh))
+    return np.asarray(turns.take(program, values).addressable_data(0))
 
 
 def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:

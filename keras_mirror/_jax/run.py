@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import errors
-from keras_mirror._jax import programs
+from keras_mirror._jax import programs, turns
 from keras_mirror._jax.batch import everywhere
 from keras_mirror._jax.compat import own_mesh
 from keras_mirror._jax.mesh import by_rows, is_ours, replica_axis, spans_processes
@@ -132,7 +132,9 @@ def run(
         kinds[place] = programs.Varying(spec, isinstance(leaves[place], PerReplica))
     with own_mesh(mesh):
         program = programs.find(mesh, fn, structure, kinds, arrays)
-        return jax.tree.map(PerReplica, program(arrays))
+        spans = spans_processes(mesh)
+        found = turns.take(program, arrays) if spans else program(arrays)
+        return jax.tree.map(PerReplica, found)
 
 
 def _each(method: str, function: Callable[[jax.Array], Any], value: Any) -> Any:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from keras_mirror._jax import processes
+from keras_mirror._jax import processes, turns
 from keras_mirror._jax.mesh import (
     at_home,
     is_ours,
@@ -94,7 +94,7 @@ def _replicating(mesh: Mesh) -> Any:
 
 def replicate(values: Any, mesh: Mesh) -> Any:
     """A nest of arrays of any layout over `mesh`, each whole on every device."""
-    return _replicating(mesh)(values)
+    return turns.take(_replicating(mesh), values)
 
 
 def on_one_device(state: "PlacedState", data: Any, mesh: Mesh) -> tuple[Any, Any]:

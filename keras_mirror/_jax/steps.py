@@ -12,7 +12,7 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part
-from keras_mirror._jax import global_view, processes, replica_view, report
+from keras_mirror._jax import global_view, processes, replica_view, report, turns
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
@@ -62,6 +62,7 @@ class StepFunction:
         # The newest state: what a call that is broken off leaves to the model.
         self.latest: PlacedState | None = None
         self._spans = spans_processes(self._mesh)
+        self._turn = object()
         # Whether the epoch's earlier batches were trained on before a restart.
         self.is_resumed = False
         self._in_flight: collections.deque[Any] | None = None
@@ -141,6 +142,7 @@ class StepFunction:
             self.latest = placed(new_state, self._mesh)
             if self._spans:
                 if self._is_compiled:
+                    turns.note(outputs, self._turn)
                     outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)
                 outputs = self._for_this_worker(outputs, batch)
             self._wait_for_earlier_steps(outputs)
@@ -155,6 +157,7 @@ class StepFunction:
         program, *arguments = self._program(state, batch)
         if self._spans and self._is_compiled:
             self._trace_together(program, arguments, batch)
+            turns.wait(self._turn)
         return itertools.chain([program], ([argument] for argument in arguments))
 
     def _trace_together(

@@ -226,6 +226,27 @@ def eager():
     return found
 
 
+class OddParts(keras.utils.PyDataset):
+    """Batches of nine rows, of which a worker reads its own alone."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return self.get_part(i, 0, 1)
+
+    def get_part(self, i, part, num_parts):
+        rows = slice(9 * i + part * 9 // num_parts, 9 * i + (part + 1) * 9 // num_parts)
+        return X[rows], Y[rows]
+
+
+def odd_parts():
+    """Before each step the workers send rows, while the step before may still run."""
+    model = compiled(mlp())
+    model.fit(OddParts(), epochs=20, shuffle=False, verbose=0)
+    return {"weights": model.get_weights()}
+
+
 def rate_on_one_worker():
     """What one worker's callback decides: two that stand on different workers."""
     callbacks = [
@@ -252,6 +273,7 @@ PROGRAMS = {
     "whole-batch mean": own_train_step,
     "unbuilt": unbuilt,
     "run_eagerly": eager,
+    "odd parts": odd_parts,
     "rate on one worker": rate_on_one_worker,
 }
 
