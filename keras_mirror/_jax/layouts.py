@@ -64,13 +64,15 @@ def _order(jaxpr: Any, variable: Any) -> Order | None:
     return equation.params["permutation"] if len(contracted) > 1 else None
 
 
-def before(value: jax.Array, order: Order | None) -> jax.Array:
-    """The value as the product left it."""
-    if order is None:
+def before(value: jax.Array | None, order: Order | None) -> jax.Array | None:
+    """The value as the product left it; None stays None."""
+    if order is None or value is None:
         return value
     return jnp.transpose(value, [order.index(axis) for axis in range(len(order))])
 
 
-def after(value: jax.Array, order: Order | None) -> jax.Array:
-    """The value as its variable has it."""
-    return value if order is None else jnp.transpose(value, order)
+def after(value: jax.Array | None, order: Order | None) -> jax.Array | None:
+    """The value as its variable has it; None stays None."""
+    if order is None or value is None:
+        return value
+    return jnp.transpose(value, order)

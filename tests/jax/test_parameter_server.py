@@ -168,7 +168,22 @@ def tokens(rows=26):
     return found
 
 
+def attention():
+    inputs = keras.Input((5, 8))
+    x = layers.Dense(8, "tanh")(inputs)  # its gradient is a product over two axes
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
+    return keras.Model(inputs, layers.EinsumDense("abc,cd->abd", (5, 4))(x))
+
+
 MODELS = {
+    "attention": (
+        attention,
+        (
+            numbers(26, 40)[0].reshape(26, 5, 8),
+            numbers(26, 40, 20)[1].reshape(26, 5, 4),
+        ),
+        None,
+    ),
     "weighted": (mlp, numbers(), weights_of_rows()),
     "BatchNormalization": (
         batch_norm,
@@ -183,7 +198,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "parameters"])
+@pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_match_one_device(name, shard):
     build, (x, y), weights = MODELS[name]
