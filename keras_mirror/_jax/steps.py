@@ -12,7 +12,14 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Part
-from keras_mirror._jax import global_view, processes, replica_view, report, turns
+from keras_mirror._jax import (
+    fingerprint,
+    global_view,
+    processes,
+    replica_view,
+    report,
+    turns,
+)
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
@@ -163,11 +170,13 @@ class StepFunction:
     def _trace_together(
         self, program: Any, arguments: list[Any], batch: StepBatch
     ) -> None:
-        """An error of the model's own code must come before any worker is in it."""
+        """What workers do not agree on must be known before any of them is in it."""
         key = (program, batch.signature(), batch.rows)
         if key not in self._traced:
-            program.trace(*arguments)
-            processes.exchange(None, "a step that was compiled")
+            own = fingerprint.of(program.trace(*arguments).jaxpr)
+            told = processes.exchange(own, "a step that was compiled")
+            if len(set(told)) > 1:
+                raise errors.WorkersDifferError("step", told)
             self._traced.add(key)
 
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:
