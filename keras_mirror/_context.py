@@ -101,6 +101,7 @@ class _ThreadState(threading.local):
         self.replicas: list[ReplicaContext | None] = []
         self.hooks: list[TraceHooks | None] = []
         self.calls: list[tuple[str, Any]] = []
+        self.endings: list[list[Callable[[], None]]] = []
 
 
 _thread = _ThreadState()
@@ -189,9 +190,22 @@ def running_strategy() -> Any:
     return _thread.running[-1] if _thread.running else None
 
 
-def calling(name: str, model: Any) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def calling(name: str, model: Any) -> Iterator[None]:
     """Marks that a call of a model, such as "fit", is under way."""
-    return _pushed(_thread.calls, (name, model))
+    endings: list[Callable[[], None]] = []
+    with _pushed(_thread.calls, (name, model)), _pushed(_thread.endings, endings):
+        try:
+            yield
+        finally:
+            for end in endings:
+                end()
+
+
+def when_call_ends(end: Callable[[], None]) -> None:
+    """Has the innermost call of a model do this at its end, also where it fails."""
+    if _thread.endings:
+        _thread.endings[-1].append(end)
 
 
 def fitted_model() -> Any | None:

@@ -102,9 +102,18 @@ class OptionValueError(KerasMirrorError, ValueError):
     """An option with a value outside its list."""
 
     def __init__(self, option: str, value: object, allowed: Sequence[object]):
-        allowed_text = ", ".join(map(repr, allowed))
+        text = ", ".join(map(repr, allowed))
         super().__init__(
-            f"`{option}` must be one of {allowed_text}. Received: {option}={value!r}."
+            f"`{option}` must be one of {text}. Received: {option}={value!r}."
+        )
+
+
+class OptionKindError(OptionValueError):
+    """An option with a value of another kind, such as a text for a number."""
+
+    def __init__(self, option: str, value: object, kind: str):
+        ValueError.__init__(
+            self, f"`{option}` must be {kind}. Received: {option}={value!r}."
         )
 
 
@@ -145,8 +154,19 @@ class CheckpointError(KerasMirrorError, ValueError):
         super().__init__(
             "A checkpoint must be there, and of a model of the same variables. "
             f"Received: {directory!r} with {found}. Its steps: "
-            f"{', '.join(map(str, steps)) or 'none'}. Build the model as it was when "
-            "it was saved, with the same optimizer."
+            f"{', '.join(map(str, steps)) or 'none'}. Name one of these, and build the "
+            "model as it was when it was saved, with the same optimizer."
+        )
+
+
+class ModelNotReadyError(KerasMirrorError, ValueError):
+    """Something was asked of a model that is no model, not built, or not compiled."""
+
+    def __init__(self, what: str, model: object, lacks: str, fix: str):
+        name = getattr(model, "name", model)
+        super().__init__(
+            f"{what} needs a model that is {lacks}. Received: {name!r}, which is not. "
+            f"{fix}"
         )
 
 
@@ -165,11 +185,17 @@ class UnknownInputsError(KerasMirrorError, ValueError):
 class AsynchronousModeError(KerasMirrorError, ValueError):
     """Asynchronous training, which this version does not have."""
 
-    def __init__(self, mode: object):
+    def __init__(self, mode: object, max_staleness: object, num_workers: object):
+        options = {
+            "mode": mode,
+            "max_staleness": max_staleness,
+            "num_workers": num_workers,
+        }
+        given = [f"{name}={v!r}" for name, v in options.items() if v is not None]
         super().__init__(
-            "This version of keras_mirror trains synchronously. "
-            f'Received: mode={mode!r}. Use mode="sync", in which all workers apply '
-            "every step's gradients together."
+            "This version of keras_mirror trains synchronously. Received: "
+            f'{", ".join(given)}. Use mode="sync" without max_staleness and '
+            "num_workers: all workers apply every step's gradients together."
         )
 
 

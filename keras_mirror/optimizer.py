@@ -76,7 +76,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if reduction not in REDUCTIONS:
             raise errors.OptionValueError("reduction", reduction, REDUCTIONS)
         if axis_name is not None and not (isinstance(axis_name, str) and axis_name):
-            raise errors.OptionValueError("axis_name", axis_name, (None, "a name"))
+            raise errors.OptionKindError("axis_name", axis_name, "a name, or None")
         self._inner = inner
         self._options = _context.ReductionOptions(reduction)
         self._axis_name = axis_name

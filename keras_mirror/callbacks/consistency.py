@@ -10,7 +10,7 @@ from keras_mirror import _engine, errors
 def check_count(name: str, value: object) -> None:
     """Raises OptionValueError unless the value is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise errors.OptionValueError(name, value, ("a whole number of at least 1",))
+        raise errors.OptionKindError(name, value, "a whole number of at least 1")
 
 
 def check_consistency(model: Any) -> None:

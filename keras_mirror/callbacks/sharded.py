@@ -1,9 +1,15 @@
 """Checkpoints that are written from where each part of a variable lies."""
 
+import contextlib
+import json
 import os
+import pathlib
+from collections.abc import Iterator
+from numbers import Integral
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_mirror import _context, _engine, errors
 from keras_mirror.callbacks.consistency import check_count
@@ -25,6 +31,56 @@ def _strategy_of(model: Any) -> Any:
     return found if hasattr(found, "num_replicas_in_sync") else None
 
 
+_WHEN = "commit_timestamp_nsecs"
+
+
+def _checked(directory: object) -> str:
+    if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+        raise errors.OptionKindError("directory", directory, "the path of a folder")
+    found = os.path.abspath(str(os.fspath(directory)))
+    if os.path.exists(found) and not os.path.isdir(found):
+        raise errors.OptionKindError("directory", directory, "a folder, and not a file")
+    return found
+
+
+def _get_ready(model: Any) -> None:
+    lacks = None
+    if getattr(model, "optimizer", None) is None:
+        lacks = "compiled", "Call model.compile(...) before."
+    elif not model.built:
+        lacks = "built", "Call it on a batch, or give it a keras.Input, before."
+    if lacks is not None:
+        raise errors.ModelNotReadyError("ShardedCheckpoint", model, *lacks)
+    if not model.optimizer.built:  # so that it has slots
+        model.optimizer.build(model.trainable_variables)
+
+
+def _about(model: Any) -> dict[str, str]:
+    """What shapes do not tell of a model."""
+    names, optimizer = [], model.optimizer
+    while optimizer is not None:
+        if not hasattr(optimizer, "inner"):  # a DistributedOptimizer has no slots
+            names.append(type(optimizer).__name__)
+        inner = getattr(optimizer, "inner", None)
+        optimizer = inner or getattr(optimizer, "inner_optimizer", None)
+    return {"optimizer": " of ".join(names)}
+
+
+@contextlib.contextmanager
+def _readable(directory: str, step: int, steps: list[int]) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        said = str(error).partition("\n")[0][:200]
+        raise errors.CheckpointError(
+            directory, f"damaged files of step {step} ({said})", steps
+        ) from error
+
+
+def _kind(array: Any) -> str:
+    return f"{np.dtype(array.dtype)}{list(array.shape)}"
+
+
 class ShardedCheckpoint(keras.callbacks.Callback):
     """Saves a model's weights and slots during `fit`, each part from where it lies.
 
@@ -42,7 +98,7 @@ class ShardedCheckpoint(keras.callbacks.Callback):
 
     Raises:
         MissingPackageError: Orbax is not installed (the extra `checkpoint`).
-        OptionValueError: A number that is not whole, or below 1.
+        OptionKindError: A number that is not whole, or below 1; a folder that is none.
 
     Example:
 
@@ -66,15 +122,23 @@ class ShardedCheckpoint(keras.callbacks.Callback):
         if every_steps is not None:
             check_count("every_steps", every_steps)
         check_count("max_to_keep", max_to_keep)
-        self.directory = os.path.abspath(os.fspath(directory))
+        orbax = _orbax()
+        if not isinstance(is_asynchronous, bool):
+            raise errors.OptionKindError(
+                "is_asynchronous", is_asynchronous, "True or False"
+            )
+        self.directory = _checked(directory)
         self.every_steps = every_steps
         self._manager_options = {
             "max_to_keep": max_to_keep,
             "enable_async_checkpointing": is_asynchronous,
+            # In threads of its own Orbax waits for ever for one that failed.
+            "async_options": orbax.AsyncOptions(
+                create_directories_asynchronously=False
+            ),
         }
         self._manager: Any = None
         self._steps = 0
-        _orbax()
 
     def _opened(self) -> Any:
         if self._manager is None:
@@ -87,6 +151,16 @@ class ShardedCheckpoint(keras.callbacks.Callback):
             )
         return self._manager
 
+    def _noted(self, step: int, what: str) -> Any:
+        """What Orbax has noted beside a checkpoint's arrays; None where it has not.
+
+        Its own reading of it goes through the arrays of every checkpoint.
+        """
+        path = pathlib.Path(self.directory, str(step), "_CHECKPOINT_METADATA")
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text()).get(what)
+        return None
+
     def close(self) -> None:
         """Waits until everything is written."""
         manager, self._manager = self._manager, None
@@ -95,19 +169,21 @@ class ShardedCheckpoint(keras.callbacks.Callback):
             manager.close()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Keras calls it."""
+        """Keras calls it at the beginning of `fit`."""
         self._steps = 0
+        self._opened()  # what is wrong with the folder is known before an epoch is lost
+        _context.when_call_ends(self.close)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Keras calls it after each step."""
         self._steps += 1
         if self.every_steps is not None and self._steps % self.every_steps == 0:
-            self.save(self.model)
+            self._save(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Keras calls it after each epoch."""
         if self.every_steps is None:
-            self.save(self.model)
+            self._save(self.model)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Keras calls it at the end of `fit`."""
@@ -116,58 +192,89 @@ class ShardedCheckpoint(keras.callbacks.Callback):
     def save(self, model: Any) -> None:
         """Saves a model under the number of the step that its optimizer has come to.
 
-        A checkpoint of the same number that is there already is deleted before.
+        A checkpoint of the same number that is there already is deleted before. The
+        files are there when this returns.
 
         Args:
-            model: A compiled model.
+            model: A built and compiled model.
+
+        Raises:
+            ModelNotReadyError: It is not built or not compiled.
         """
+        self._save(model)
+        self._opened().wait_until_finished()
+
+    def _save(self, model: Any) -> None:
+        _get_ready(model)
         arrays = _engine.load().checkpoint_arrays(model, _strategy_of(model))
         step = int(model.optimizer.iterations)
         manager, saved = self._opened(), _orbax().args.StandardSave(arrays)
         if step in manager.all_steps():
             manager.wait_until_finished()
             manager.delete(step)
-        manager.save(step, args=saved, force=True)
+        manager.save(step, args=saved, force=True, custom_metadata=_about(model))
 
     def restore(self, model: Any, step: int | None = None) -> int:
         """Gives a model the weights and slots of a checkpoint.
 
         Args:
             model: A built and compiled model like the one that was saved.
-            step: Which checkpoint; None: the newest.
+            step: Which checkpoint; None: the one that was saved last.
 
         Returns:
             The step that it was saved at.
 
         Raises:
-            CheckpointError: There is no such checkpoint, or it is of another model.
+            CheckpointError: There is no such checkpoint, it is of another model or
+                optimizer, or its files are damaged. The model is as it was.
+            ModelNotReadyError: The model is not built or not compiled.
+            OptionKindError: `step` is no number.
         """
+        _get_ready(model)
+        if step is not None and (
+            isinstance(step, bool) or not isinstance(step, Integral)
+        ):
+            raise errors.OptionKindError("step", step, "a whole number, or None")
+        if not os.path.isdir(self.directory):
+            raise errors.CheckpointError(self.directory, "no such folder", ())
         manager, engine = self._opened(), _engine.load()
+        manager.wait_until_finished()
         manager.reload()
-        step = manager.latest_step() if step is None else step
-        if step is None or step not in manager.all_steps():
+        steps = manager.all_steps()
+        if not steps:
+            raise errors.CheckpointError(self.directory, "no checkpoint", ())
+        if step is None:
+            step = max(steps, key=lambda n: (self._noted(n, _WHEN) or 0, n))
+        if step not in steps:
             raise errors.CheckpointError(
-                self.directory, f"no checkpoint of step {step}", manager.all_steps()
+                self.directory, f"no checkpoint of step {step}", steps
             )
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        about = self._noted(step, "custom_metadata") or _about(model)
+        if about != _about(model):
+            raise errors.CheckpointError(
+                self.directory,
+                f"{about} at step {step} where the model has {_about(model)}",
+                steps,
+            )
         strategy = _strategy_of(model)
         if strategy is not None:
             engine.place_model(model, strategy)
         templates = engine.checkpoint_templates(model, strategy)
-        saved = dict(manager.item_metadata(step).items())
-        wanted = {name: tuple(t.shape) for name, t in templates.items()}
-        there = {name: tuple(found.shape) for name, found in saved.items()}
+        with _readable(self.directory, step, steps):
+            saved = dict(manager.item_metadata(step).items())
+        wanted = {name: _kind(t) for name, t in templates.items()}
+        there = {name: _kind(found) for name, found in saved.items()}
         if there != wanted:
             names = sorted(there.keys() | wanted.keys())
             name = next(n for n in names if there.get(n) != wanted.get(n))
             raise errors.CheckpointError(
                 self.directory,
-                f"variable {name} of shape {there.get(name)} where the model has "
+                f"variable {name}: {there.get(name)} where the model has "
                 f"{wanted.get(name)}",
-                manager.all_steps(),
+                steps,
             )
         orbax = _orbax()
-        values = manager.restore(step, args=orbax.args.StandardRestore(templates))
+        with _readable(self.directory, step, steps):
+            values = manager.restore(step, args=orbax.args.StandardRestore(templates))
         engine.take_checkpoint(model, strategy, values)
         return step

@@ -1,6 +1,7 @@
 """Variables that are split over the devices that train."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Literal
 
 from keras_mirror import _engine, errors
@@ -37,11 +38,12 @@ class ParameterServerStrategy(WorkersStrategy):
         devices: Names of this process' devices, None for all.
         auto_shard, view, synchronize_batch_norm, timeout_seconds, heartbeat_seconds,
             runtime_options: As for `MultiWorkerMirroredStrategy`.
+        num_workers, max_staleness: Of asynchronous training; None until it comes.
 
     Raises:
         OptionValueError: A value outside of the list of an option.
         ServerCountError: `num_servers` does not divide the number of devices.
-        AsynchronousModeError: `mode="async"`.
+        AsynchronousModeError: `mode="async"`, or an option of it.
         ClusterSpecError, ClusterStartError: As for `MultiWorkerMirroredStrategy`.
 
     Cost: with n devices and weights of P bytes each device sends 2(n - 1)/n P a step,
@@ -80,9 +82,11 @@ class ParameterServerStrategy(WorkersStrategy):
         timeout_seconds: int = 300,
         heartbeat_seconds: int = 30,
         runtime_options: Mapping[str, Any] | None = None,
+        num_workers: int | None = None,
+        max_staleness: int | None = None,
     ):
-        if mode == "async":
-            raise errors.AsynchronousModeError(mode)
+        if mode == "async" or max_staleness is not None or num_workers is not None:
+            raise errors.AsynchronousModeError(mode, max_staleness, num_workers)
         if mode != "sync":
             raise errors.OptionValueError("mode", mode, ("sync",))
         if shard not in SHARDS:
@@ -190,8 +194,8 @@ class ParameterServerStrategy(WorkersStrategy):
 
 
 def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise errors.OptionValueError(name, value, ("a whole number from 1 on",))
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise errors.OptionKindError(name, value, "a whole number from 1 on")
 
 
 def _servers(wanted: int | None, devices: int) -> int:

@@ -133,12 +133,11 @@ def _checked_options(options: Any) -> dict[str, Any]:
         return {}
     is_one = isinstance(options, Mapping)
     if not is_one or not all(isinstance(name, str) for name in options):
-        raise errors.OptionValueError(
-            "runtime_options", options, ("a dict of keyword arguments", None)
-        )
+        kind = "a dict of keyword arguments, or None"
+        raise errors.OptionKindError("runtime_options", options, kind)
     return dict(options)
 
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise errors.OptionValueError(name, value, ("a whole number of seconds",))
+        raise errors.OptionKindError(name, value, "a whole number of seconds")

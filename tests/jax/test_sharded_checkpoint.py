@@ -108,6 +108,117 @@ def test_checkpoints_that_are_not_there_or_of_others_are_refused(saved, tmp_path
             km.ShardedCheckpoint(folder, **options)
 
 
+def test_one_of_another_optimizer_or_dtype_is_refused(saved):
+    folder, _, _ = saved  # trained by SGD with momentum
+    for optimizer in (keras.optimizers.RMSprop(momentum=0.0), "lion"):
+        model = fresh()
+        model.compile(optimizer, "mse")
+        with pytest.raises(errors.CheckpointError, match="'optimizer': 'SGD'"):
+            km.ShardedCheckpoint(folder).restore(model)
+    keras.config.set_dtype_policy("float16")
+    half = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    )
+    keras.config.set_dtype_policy("float32")
+    half = compile_with(half, auto_scale_loss=False)
+    with pytest.raises(errors.CheckpointError, match="float32"):
+        km.ShardedCheckpoint(folder).restore(half)
+
+
+def test_the_newest_is_what_was_saved_last(tmp_path):
+    old, new = compile_with(fresh()), compile_with(fresh())
+    fit(old, epochs=3, callbacks=[km.ShardedCheckpoint(tmp_path)])
+    fit(new, callbacks=[km.ShardedCheckpoint(tmp_path)])
+    model = compile_with(fresh())
+    assert km.ShardedCheckpoint(tmp_path).restore(model) == 4
+    assert_same("weights", model.get_weights(), new.get_weights(), 0)
+
+
+def test_a_fit_that_fails_leaves_what_it_saved(tmp_path):
+    def fail(batch, logs):
+        if batch == 2:
+            raise RuntimeError("stop here")
+
+    saving = km.ShardedCheckpoint(tmp_path / "a", every_steps=1)
+    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    with pytest.raises(RuntimeError, match="stop here"):
+        fit(compile_with(fresh()), callbacks=[saving, failing])
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert {"1", "2", "3"} == {name for name in names if name.isdigit()}
+    assert not any("tmp" in name for name in names), names
+
+
+# Orbax leaves tasks behind in the loop that it closes.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_damaged_files_are_said_to_be(saved, tmp_path):
+    model = compile_with(fresh())
+    saving = km.ShardedCheckpoint(tmp_path)
+    saving.save(model)
+    assert saving.restore(model) == 0  # with the same object, while it is open
+    saving.close()
+    for path in (tmp_path / "0").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:10])
+    before = model.get_weights()
+    with pytest.raises(errors.CheckpointError, match="damaged files of step 0"):
+        km.ShardedCheckpoint(tmp_path).restore(model)
+    assert_same("weights", model.get_weights(), before, 0)
+
+
+def test_what_is_no_folder_step_or_ready_model_is_refused(saved, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", "", 3):
+        with pytest.raises(errors.OptionKindError, match="directory"):
+            km.ShardedCheckpoint(folder)
+    with pytest.raises(errors.OptionKindError, match="is_asynchronous"):
+        km.ShardedCheckpoint(tmp_path, is_asynchronous="no")
+    with pytest.raises(errors.CheckpointError, match="no such folder"):
+        km.ShardedCheckpoint(tmp_path / "none").restore(compile_with(fresh()))
+    assert not (tmp_path / "none").exists()
+    saving = km.ShardedCheckpoint(saved[0])
+    for step in ("4", True):
+        with pytest.raises(errors.OptionKindError, match="step"):
+            saving.restore(compile_with(fresh()), step)
+    unbuilt = compile_with(keras.Sequential([keras.layers.Dense(1)]))
+    for model, lacks in ((fresh(), "compiled"), (unbuilt, "built"), ("x", "compiled")):
+        for call in (saving.restore, saving.save):
+            with pytest.raises(errors.ModelNotReadyError, match=f"that is {lacks}"):
+                call(model)
+
+
+UNFINISHED = """
+import sys
+sys.path[:0] = {path!r}
+from parity import compile_with, fresh, numbers
+import keras_mirror as km
+model = compile_with(fresh())
+km.ShardedCheckpoint({folder!r} + "/whole").save(model)
+x, y = numbers()
+saving = km.ShardedCheckpoint({folder!r} + "/lost")
+import os, shutil
+class Lose(type(saving)):
+    def on_epoch_begin(self, epoch, logs=None):
+        shutil.rmtree(self.directory)
+        open(self.directory, "w").close()
+try:
+    model.fit(x, y, verbose=0, callbacks=[Lose({folder!r} + "/lost")])
+except Exception as error:
+    print("failed:", type(error).__name__)
+"""
+
+
+def test_a_process_ends_with_its_files_written_also_where_saving_failed(tmp_path):
+    code = UNFINISHED.format(path=sys.path, folder=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0 and "failed:" in done.stdout, done.stderr[-3000:]
+    assert km.ShardedCheckpoint(tmp_path / "whole").restore(compile_with(fresh())) == 0
+
+
 KILLED = """
 import os, signal, sys
 sys.path[:0] = {path!r}
