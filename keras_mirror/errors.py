@@ -175,10 +175,10 @@ class UnknownInputsError(KerasMirrorError, ValueError):
 
     def __init__(self, model: str):
         super().__init__(
-            "An estimate needs a compiled model that knows the shape of its inputs. "
-            f"Received: the model {model!r}, without optimizer, not built, or with "
-            "inputs whose axes beside the first have no size. Compile it, and build it "
-            "with keras.Input((...)) of known sizes."
+            "An estimate needs a model that knows the shape of its inputs. Received: "
+            f"the model {model!r}, not built from keras.Input, or with inputs whose "
+            "axes beside the first have no size. Build it with keras.Input((...)) of "
+            "known sizes."
         )
 
 
@@ -385,6 +385,18 @@ class AloneWarning(UserWarning):
             "MultiWorkerMirroredStrategy found no cluster and runs with one worker. "
             "Set TF_CONFIG or KERAS_DISTRIBUTION_*, pass a ClusterSpec, or start the "
             "program with a scheduler."
+        )
+
+
+class SeparateModelsWarning(UserWarning):
+    """A strategy of one process where several processes were started together."""
+
+    def __init__(self, strategy: str, index: object, count: object, source: str):
+        super().__init__(
+            f"{strategy} trains on the devices of one process, and this is worker "
+            f"{index} of {count} (by {source}): each of them trains a model of its "
+            "own, and they write to the same files. MultiWorkerMirroredStrategy and "
+            "ParameterServerStrategy train one model."
         )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Estimate, Holding
@@ -26,6 +27,9 @@ def _place(axis: int | None, shape: tuple[int, ...], strategy: Any) -> str:
 
 def holdings(model: Any, strategy: Any) -> list[Holding]:
     """Of each variable that `model` has now, where `strategy` keeps it."""
+    if not isinstance(model, keras.Model) or not model.built:
+        fix = "Call it on a batch, or give it a keras.Input, before."
+        raise errors.ModelNotReadyError("A summary", model, "built", fix)
     groups = groups_of(model)
     kinds = _KINDS[: len(groups)]
     layout = layout_of(model, strategy)
@@ -110,7 +114,10 @@ def _example(model: Any, rows: int) -> Any:
     # A Sequential model has its own as a functional one.
     functional = getattr(model, "_functional", None) or model
     known = getattr(functional, "_inputs_struct", None)
-    if known is None or getattr(model, "optimizer", None) is None:
+    if getattr(model, "optimizer", None) is None:
+        fix = "Call model.compile(...) before."
+        raise errors.ModelNotReadyError("An estimate", model, "compiled", fix)
+    if known is None:
         raise errors.UnknownInputsError(model.name)
 
     def of(tensor: Any) -> jax.ShapeDtypeStruct:

@@ -100,6 +100,17 @@ def _check_adopted(membership: Any, runtime_options: Mapping[str, Any]) -> None:
         return
     found = (jax.process_count(), jax.process_index())
     asked = (membership.num_workers, membership.index)
+    port = str(compat.coordinator_address()).rpartition(":")[2]
+    is_elsewhere = membership.is_explicit and not membership.workers[0].endswith(
+        f":{port}"
+    )
+    if is_elsewhere:
+        raise errors.ClusterStartError(
+            membership.coordinator,
+            f"This process is in a cluster already, whose chief is at "
+            f"{compat.coordinator_address()}.",
+            "Leave out the argument `cluster`, or start a new process.",
+        )
     if found != asked:
         raise errors.ClusterStartError(
             membership.coordinator,

@@ -21,6 +21,7 @@ class Membership:
         index: This process, 0 being the chief. None where JAX finds it.
         source: Where this was found, in words.
         workers: Addresses of all workers, where they are known.
+        is_explicit: Whether the user has passed it.
     """
 
     coordinator: str | None
@@ -28,6 +29,7 @@ class Membership:
     index: int | None
     source: str
     workers: tuple[str, ...] = ()
+    is_explicit: bool = False
 
 
 def check_address(value: object, field: str, source: str) -> str:
@@ -113,11 +115,17 @@ class ClusterSpec:
         source = "ClusterSpec"
         workers = check_addresses(self.workers, "workers", source)
         object.__setattr__(self, "workers", workers)
-        check_index(self.index, len(workers), "index", source)
+        index = check_index(self.index, len(workers), "index", source)
+        object.__setattr__(self, "index", index)
 
     def membership(self) -> Membership:
         """What this process knows of its place."""
         workers = tuple(self.workers)
         return Membership(
-            workers[0], len(workers), self.index, "the argument `cluster`", workers
+            workers[0],
+            len(workers),
+            self.index,
+            "the argument `cluster`",
+            workers,
+            is_explicit=True,
         )

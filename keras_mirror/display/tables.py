@@ -42,7 +42,8 @@ def table_text(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -
     """
     table = Table(title=title, title_justify="left", title_style="")
     for number, name in enumerate(head):
-        table.add_column(name, justify="right" if number else "left")
+        justify = "right" if number else "left"
+        table.add_column(name, justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(one_line, row))
     file = io.StringIO()

@@ -142,7 +142,9 @@ class _Attempt:
         failed = {worker: at for worker, at in times.items() if at is not None}
         if not failed:
             return None
-        first = min(failed, key=failed.__getitem__)
+        # The end of a connection is the end of another worker.
+        causes = [w for w in failed if not w.has_lost_another()] or list(failed)
+        first = min(causes, key=failed.__getitem__)
         # One that has raised may wait for the others until they are gone.
         self._wait(self._config.grace_seconds, [first])
         return first

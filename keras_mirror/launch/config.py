@@ -65,10 +65,11 @@ class LaunchConfig:
                 "Several nodes meet at one address: pass the coordinator as HOST:PORT "
                 f"of node 0. Received: nodes={self.nodes}, coordinator=None."
             )
-        port = (self.coordinator or "a:1").rpartition(":")[2]
-        if ":" not in (self.coordinator or "a:1") or not port.isdigit():
+        host, _, port = (self.coordinator or "a:1").rpartition(":")
+        if not host or not port.isdigit() or int(port) not in range(1, 65536):
             raise LaunchUsageError(
-                f"coordinator must be HOST:PORT. Received: {self.coordinator!r}."
+                "coordinator must be HOST:PORT, with a port from 1 to 65535. "
+                f"Received: {self.coordinator!r}."
             )
         script = self.command[0]
         if script != "-m" and not pathlib.Path(script).is_file():

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import ctypes
 import os
 import pathlib
 import signal
@@ -16,15 +15,8 @@ from typing import BinaryIO
 from keras_mirror.launch import failure
 
 _KEPT_LINES = 200
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_launcher(launcher: int) -> None:
-    """Linux: the kernel kills the worker when the launcher dies, however it dies."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:
-        os._exit(1)
+# What gloo says of it, in the last line of a traceback.
+_LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
 
 
 class Worker:
@@ -52,7 +44,6 @@ class Worker:
         self.log = log
         self.ended_at: float | None = None
         self.lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
-        launcher = os.getpid()
         self._process = subprocess.Popen(
             arguments,
             env={**environment, failure.VARIABLE: str(record)},
@@ -60,7 +51,6 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: _die_with_launcher(launcher),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -87,6 +77,11 @@ class Worker:
         if self.failure is not None:
             return self.failure.at
         return self.ended_at if self.exit_code else None
+
+    def has_lost_another(self) -> bool:
+        """Whether it raised since the connection to another worker has ended."""
+        text = self.failure.text if self.failure is not None else ""
+        return any(sign in text.splitlines()[-1:][0] for sign in _LOST if text)
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker and to what it has started."""

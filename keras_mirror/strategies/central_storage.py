@@ -5,7 +5,10 @@ from typing import Any
 
 from keras_mirror import _engine, errors
 from keras_mirror.strategies.base import Strategy, View, check_device, check_devices
-from keras_mirror.strategies.mirrored import check_batch_norm_option
+from keras_mirror.strategies.mirrored import (
+    check_batch_norm_option,
+    warn_if_among_others,
+)
 from keras_mirror.strategies.reports import Summary
 
 
@@ -69,6 +72,7 @@ class CentralStorageStrategy(Strategy):
             compute_devices = others
         devices = check_devices(compute_devices, local)
         super().__init__(devices, view=view, available=local)
+        warn_if_among_others(type(self).__name__)
         self._storage_device = place
         self._synchronize_batch_norm = synchronize_batch_norm
 

@@ -1,9 +1,11 @@
 """One process, many devices, the variables mirrored on each."""
 
+import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from keras_mirror import _engine, errors
+from keras_mirror import _engine, cluster, errors
 from keras_mirror.strategies.base import Strategy, View, check_devices
 
 
@@ -20,6 +22,19 @@ def check_batch_norm_option(synchronize_batch_norm: object, view: object) -> Non
             "Whole-batch statistics need the whole batch in view.",
             'Leave view="auto".',
         )
+
+
+def warn_if_among_others(strategy: str) -> None:
+    """Warns where this process is one of many that were started together."""
+    try:
+        found = cluster.find(os.environ)
+    except errors.ClusterSpecError:
+        return  # said by the strategies that need a cluster
+    if found is not None and (found.num_workers or 1) > 1:
+        warning = errors.SeparateModelsWarning(
+            strategy, found.index, found.num_workers, found.source
+        )
+        warnings.warn(warning, stacklevel=3)
 
 
 class MirroredStrategy(Strategy):
@@ -72,6 +87,7 @@ class MirroredStrategy(Strategy):
     ):
         check_batch_norm_option(synchronize_batch_norm, view)
         available = _engine.load().local_devices()
+        warn_if_among_others(type(self).__name__)
         super().__init__(check_devices(devices, available), view=view)
         self._synchronize_batch_norm = synchronize_batch_norm
 

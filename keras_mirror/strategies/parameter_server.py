@@ -140,6 +140,9 @@ class ParameterServerStrategy(WorkersStrategy):
         Returns:
             A `Summary`: prints as a table, and is a picture in a notebook.
 
+        Raises:
+            ModelNotReadyError: The model is not built.
+
         Example:
 
         ```python
@@ -165,7 +168,8 @@ class ParameterServerStrategy(WorkersStrategy):
             activations. `estimates["parameters"].total` is a number of bytes.
 
         Raises:
-            UnknownInputsError: The model does not know the shapes of its inputs.
+            ModelNotReadyError: The model is not compiled.
+            UnknownInputsError: It does not know the shapes of its inputs.
             OptionValueError: `batch_size` is no whole number from 1 on.
         """
         _check_count("batch_size", batch_size)

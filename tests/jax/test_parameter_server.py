@@ -321,6 +321,8 @@ def test_a_failed_step_leaves_the_weights():
     ("options", "error", "text"),
     [
         ({"mode": "async"}, errors.AsynchronousModeError, 'mode="sync"'),
+        ({"max_staleness": 3}, errors.AsynchronousModeError, "max_staleness=3"),
+        ({"num_workers": 2}, errors.AsynchronousModeError, "num_workers=2"),
         ({"mode": "often"}, errors.OptionValueError, "'often'"),
         ({"shard": "all"}, errors.OptionValueError, "'all'"),
         ({"num_servers": 3}, errors.ServerCountError, "Use one of 1, 2, 4"),
@@ -473,8 +475,15 @@ def test_summary_and_estimate_say_what_devices_hold():
     assert "(mirrored)" in str(before) and "parameters" in before._repr_html_()
     with pytest.raises(errors.OptionValueError, match="batch_size=0"):
         strategy.estimate(model, batch_size=0)
+    own = OwnStep()
+    for refused in (own, "x"):
+        with pytest.raises(errors.ModelNotReadyError, match="is compiled"):
+            strategy.estimate(refused)
+        with pytest.raises(errors.ModelNotReadyError, match="is built"):
+            strategy.summary(refused)
+    own.compile("sgd", "mse")
     with pytest.raises(errors.UnknownInputsError, match="keras.Input"):
-        strategy.estimate(OwnStep())
+        strategy.estimate(own)
 
 
 @pytest.mark.filterwarnings("ignore:The model.s `trainable` state:UserWarning")

@@ -39,6 +39,19 @@ def fail_and_wait():
     sys.exit(9)
 
 
+def lose_each_other():
+    """Worker 1 aborts: it takes its time to end, and worker 0 hears of it before."""
+    import keras_mirror  # noqa: F401
+
+    if rank == 0:
+        open(sys.argv[2], "w").close()
+        raise ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.abort()
+
+
 def be_killed():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

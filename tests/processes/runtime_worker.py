@@ -30,6 +30,12 @@ if sys.argv[2] == "adopted":
     found = {"other index": said(config | {"task": other})}
     more = {"worker": [*hosts, "127.0.0.1:1"]}
     found["other count"] = said(config | {"cluster": more})
+    elsewhere = km.ClusterSpec(["127.0.0.1:1", "127.0.0.1:2"], str(me))
+    assert elsewhere.index == me
+    try:
+        km.MultiWorkerMirroredStrategy(elsewhere)
+    except km.errors.ClusterStartError as error:
+        found["other chief"] = str(error)
     options = {"shutdown_timeout_seconds": 5}
     try:
         km.MultiWorkerMirroredStrategy(runtime_options=options)

@@ -90,6 +90,12 @@ def test_what_raised_first_is_the_cause_though_another_ended_first(tmp_path):
     assert "Traceback" in cause and "ValueError: the first cause" in cause
 
 
+def test_a_lost_connection_is_not_the_cause(tmp_path):
+    done = launched("lose_each_other", tmp_path / "raised")
+    assert done.returncode == 128 + signal.SIGABRT
+    assert "worker 1 failed first" in done.stderr and "SIGABRT" in done.stderr
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_ends_the_others():
     start = time.monotonic()
     done = launched("be_killed")
@@ -161,6 +167,9 @@ def test_preemption_is_no_failure(tmp_path):
         (("--nodes", "2", "--node-rank", "2", "--coordinator", "a:1"), "0 to 1"),
         (("--max-restarts", "-1"), "at least 0"),
         (("--coordinator", "somewhere"), "HOST:PORT"),
+        (("--coordinator", ":5"), "HOST:PORT"),
+        (("--coordinator", "a:0"), "from 1 to 65535"),
+        (("--coordinator", "a:99999"), "from 1 to 65535"),
         (("--log-dir", __file__), "log_dir must be a folder"),
     ],
 )

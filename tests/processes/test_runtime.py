@@ -13,6 +13,7 @@ def test_a_runtime_of_ones_own_is_adopted_and_no_other_cluster(tmp_path):
     for me, worker in enumerate(found):
         for name in ("with TF_CONFIG", "without"):
             assert_same(name, worker[name], want)
+        assert "whose chief is at 127.0.0.1:" in worker["other chief"]
         assert "has joined its cluster already" in worker["option"]
         is_now = f"This process is worker {me} of 2 already"
         assert is_now in worker["other index"] and is_now in worker["other count"]

@@ -218,6 +218,26 @@ def test_jax_that_was_used_before_is_said():
         km.MultiWorkerMirroredStrategy(km.ClusterSpec(["127.0.0.1:1", "b:1"], 0))
 
 
+@pytest.mark.parametrize("make", [km.MirroredStrategy, km.CentralStorageStrategy])
+def test_a_strategy_of_one_process_warns_among_several(make, monkeypatch):
+    for name, value in launch_environment(1, 2).items():
+        monkeypatch.setenv(name, value)
+    with pytest.warns(errors.SeparateModelsWarning, match="worker 1 of 2"):
+        make()
+
+
+def test_the_index_of_a_cluster_spec_is_a_number():
+    assert km.ClusterSpec(HOSTS, "0").index == 0
+
+
+def launch_environment(index, count):
+    return {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": "127.0.0.1:1",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(count),
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(index),
+    }
+
+
 def test_without_a_cluster_there_is_one_worker():
     with pytest.warns(errors.AloneWarning, match="one worker"):
         strategy = km.MultiWorkerMirroredStrategy()
