@@ -45,6 +45,26 @@ def _end_steps(model: Any, *, is_broken_off: bool) -> None:
             step.end(is_broken_off=is_broken_off)
 
 
+_KIND_OF = {"fit": "train", "evaluate": "test", "predict": "predict"}
+
+
+def holding_what_is_purged(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `_purge_model_variables`: until the first step only `fit` has the values.
+
+    Ctrl-C before it would leave the model without variables.
+    """
+
+    @functools.wraps(original)
+    def purge(self: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = _KIND_OF.get(_context.name_of_call(), "")
+        step = getattr(getattr(self, f"{kind}_function", None), "step", None)
+        if step is not None:
+            step.hold()
+        return original(self, *args, **kwargs)
+
+    return purge
+
+
 def _recover(
     model: Any, target: Any, error: BaseException, used_callbacks: Any
 ) -> None:

@@ -208,6 +208,11 @@ def when_call_ends(end: Callable[[], None]) -> None:
         _thread.endings[-1].append(end)
 
 
+def name_of_call() -> str:
+    """The innermost call of this thread, such as "fit"; "" outside of one."""
+    return _thread.calls[-1][0] if _thread.calls else ""
+
+
 def fitted_model() -> Any | None:
     """The model that the innermost call of this thread fits; None where it does not."""
     name, model = _thread.calls[-1] if _thread.calls else ("", None)

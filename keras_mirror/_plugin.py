@@ -18,7 +18,11 @@ import keras
 
 from keras_mirror import _context, _engine, callbacks, errors, worker_data
 from keras_mirror._binding import compile_under_strategy, move_model
-from keras_mirror._calls import call_under_strategy, make_function
+from keras_mirror._calls import (
+    call_under_strategy,
+    holding_what_is_purged,
+    make_function,
+)
 from keras_mirror.optimizer import DistributedOptimizer
 from keras_mirror.strategies import Strategy
 
@@ -299,6 +303,8 @@ def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         names.append((cls, name, make_function(kind), "the step that runs"))
+    name, why = "_purge_model_variables", "Ctrl-C leaves the model its variables"
+    names.append((cls, name, holding_what_is_purged, why))
     for name in (
         "fit",
         "evaluate",

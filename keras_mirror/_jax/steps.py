@@ -67,7 +67,7 @@ class StepFunction:
         self._mesh = strategy.mesh
         self.layout = layout_of(model, strategy)
         # The newest state: what a call that is broken off leaves to the model.
-        self.latest: PlacedState | None = None
+        self.latest: PlacedState | tuple[list[Any], ...] | None = None
         self._spans = spans_processes(self._mesh)
         self._turn = object()
         # Whether the epoch's earlier batches were trained on before a restart.
@@ -210,6 +210,11 @@ class StepFunction:
     def give_back(self, state: Any) -> None:
         """Hands state back to the model's variables where a call has failed."""
         _give_back(self._model, state)
+
+    def hold(self) -> None:
+        """Keeps the model's values, which Keras is about to take from its variables."""
+        groups = _context.internals().state_variables(self._model, self._parts)
+        self.latest = tuple([v.value for v in group] for group in groups)
 
     def end(self, *, is_broken_off: bool) -> None:
         """Called at the end of each call; nothing of its state is held on to."""

@@ -298,6 +298,31 @@ def test_ctrl_c_leaves_the_weights():
         model.fit(X, Y, batch_size=4, verbose=0)
 
 
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_ctrl_c_before_the_first_step_leaves_the_weights(name):
+    class BrokenOff(keras.Sequential):
+        is_broken_off = False
+
+        def _get_jax_state(self, *args, **kwargs):
+            state = super()._get_jax_state(*args, **kwargs)
+            if self.is_broken_off and kwargs.get("purge_model_variables"):
+                raise KeyboardInterrupt
+            return state
+
+    model = BrokenOff([keras.Input((5,)), keras.layers.Dense(2)])
+    model.compile("adam", "mse", distribution="mirrored")
+    data = (X,) if name == "predict" else (X, Y)
+    getattr(model, name)(*data, batch_size=4, verbose=0)
+    before = model.get_weights()
+    model.is_broken_off = True
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, name)(*data, batch_size=4, verbose=0)
+    model.is_broken_off = False
+    for kept, value in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(kept, value)
+    model.fit(X, Y, batch_size=4, verbose=0)
+
+
 def test_a_batch_that_keras_own_distribution_cannot_take_is_named():
     model = compiled(distribution=data_parallel())
     with pytest.raises(errors.IndivisibleBatchError, match="mirrored"):
