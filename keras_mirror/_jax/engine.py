@@ -17,6 +17,7 @@ from keras_mirror._jax import (
     compat,
     consistency,
     global_view,
+    loops,
     memory,
     mesh,
     preemption,
@@ -119,7 +120,7 @@ class JaxEngine:
         reduction = binding.reduction.reduction if binding else "mean"
         kind, _, _ = _step_kinds(strategy)
         step = kind(model, strategy, reduction)
-        return steps.over_iterator(
+        return loops.over_iterator(
             step, model.steps_per_execution, _last, what="to train on"
         )
 
@@ -130,7 +131,7 @@ class JaxEngine:
             strategy,
             global_view.test_step(model, sharded.layout_inside(model, strategy)),
         )
-        return steps.over_iterator(
+        return loops.over_iterator(
             step, model.steps_per_execution, _last, what="to evaluate"
         )
 
@@ -141,7 +142,7 @@ class JaxEngine:
             strategy,
             global_view.predict_step(model, sharded.layout_inside(model, strategy)),
         )
-        return steps.over_iterator(
+        return loops.over_iterator(
             step, model.steps_per_execution, _concatenated, what="to predict"
         )
 

@@ -1,6 +1,7 @@
 """Leaves Keras and keras_mirror as each test found them."""
 
 import gc
+import itertools
 import logging
 
 import jax
@@ -13,6 +14,8 @@ import keras_mirror as km
 # What the imports made stays for good; without it each collection below is 50
 # times faster.
 gc.freeze()
+_tests = itertools.count(1)
+_TESTS_PER_COLLECTION = 10
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -33,9 +36,11 @@ def clean_global_state():
     km.set_strategy(None)
     keras.distribution.set_distribution(None)
     keras.config.set_dtype_policy("float32")
-    # Collects too: a model and its jitted steps are a reference cycle, and a run
-    # of hundreds of tests would otherwise hold them all.
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
+    # A model and its jitted steps are a reference cycle, and a run of hundreds of tests
+    # would otherwise hold them all. To collect takes half a second.
+    if next(_tests) % _TESTS_PER_COLLECTION == 0:
+        gc.collect()
 
 
 class _Raises(logging.Handler):
