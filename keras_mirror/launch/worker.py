@@ -4,6 +4,7 @@ import collections
 import contextlib
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from typing import BinaryIO
 from keras_mirror.launch import failure
 
 _KEPT_LINES = 200
-# What gloo says of it, in the last line of a traceback.
-_LOST = ("Connection reset by peer", "Connection closed by peer", "Broken pipe")
+# What JAX says where gloo has lost the connection to another worker.
+_LOST = re.compile(
+    r"gloo.*connection (reset|closed) by peer", re.IGNORECASE | re.DOTALL
+)
 
 
 class Worker:
@@ -80,8 +83,7 @@ class Worker:
 
     def has_lost_another(self) -> bool:
         """Whether it raised since the connection to another worker has ended."""
-        text = self.failure.text if self.failure is not None else ""
-        return any(sign in text.splitlines()[-1:][0] for sign in _LOST if text)
+        return self.failure is not None and bool(_LOST.search(self.failure.text))
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker and to what it has started."""
