@@ -69,6 +69,11 @@ def process_count() -> int:
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
+def goes_by_gloo() -> bool:
+    """Whether collectives of CPU devices are gloo's, also those within a process."""
+    return jax.distributed.is_initialized() and jax.default_backend() == "cpu"
+
+
 # What the strategy says itself, by an argument of its own.
 _SAID_BY = {
     "coordinator_address": "cluster",

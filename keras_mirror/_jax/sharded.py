@@ -1,6 +1,7 @@
 """Where the variables of a model lie: whole on every device, or split over servers."""
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from keras_mirror import _context
+from keras_mirror._jax import compat
 from keras_mirror._jax.mesh import (
     MIRROR,
     SERVER,
@@ -194,9 +196,36 @@ def variable_shardings(
 
 def gathered(block: jax.Array, axis: int | None) -> jax.Array:
     """In a replica: the whole array of which each server has a block."""
-    if axis is None:
-        return block
+    return block if axis is None else _gathered(block, axis)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered(block: jax.Array, axis: int) -> jax.Array:
     return jax.lax.all_gather(block, SERVER, axis=axis, tiled=True)
+
+
+def _gathered_forward(block: jax.Array, axis: int) -> tuple[jax.Array, None]:
+    return _gathered(block, axis), None
+
+
+def _gathered_backward(axis: int, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    return (_block_of_sum(gradient, axis),)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
+
+
+def _block_of_sum(value: jax.Array, axis: int) -> jax.Array:
+    """In a replica: its server's block of the sum over the servers."""
+    if not compat.goes_by_gloo():
+        return jax.lax.psum_scatter(value, SERVER, scatter_dimension=axis, tiled=True)
+    # Gloo's reduce-scatter gives wrong numbers on its first rank where blocks have some
+    # megabytes (github.com/jax-ml/jax/issues/40830). This sends as many bytes.
+    servers = jax.lax.axis_size(SERVER)
+    parts = jnp.moveaxis(value, axis, 0)
+    parts = parts.reshape(servers, -1, *parts.shape[1:])
+    parts = jax.lax.all_to_all(parts, SERVER, split_axis=0, concat_axis=0)
+    return jnp.moveaxis(parts.sum(0), 0, axis)
 
 
 def own_block(value: jax.Array, axis: int | None) -> jax.Array:
@@ -230,7 +259,7 @@ def rows_of(block: jax.Array, ids: jax.Array) -> jax.Array:
     is_here = (here >= 0) & (here < own)
     rows = jnp.take(block, jnp.where(is_here, here, 0), axis=0)
     rows = jnp.where(is_here[:, None], rows, 0)
-    found = jax.lax.psum_scatter(rows, SERVER, scatter_dimension=0, tiled=True)
+    found = _block_of_sum(rows, 0)
     is_row = (flat >= 0) & (flat < total)
     found = jnp.where(is_row[:, None], found, jnp.nan)
     return found.reshape(*ids.shape, block.shape[1])
@@ -238,8 +267,7 @@ def rows_of(block: jax.Array, ids: jax.Array) -> jax.Array:
 
 def scattered_sum(value: jax.Array, axis: int) -> jax.Array:
     """In a replica: its server's block of the sum over all replicas."""
-    block = jax.lax.psum_scatter(value, SERVER, scatter_dimension=axis, tiled=True)
-    return mirrored_sum(block)
+    return mirrored_sum(_block_of_sum(value, axis))
 
 
 def scattered_sums(values: list[jax.Array], axes: list[int]) -> list[jax.Array]:

@@ -7,4 +7,5 @@ NAMES = [
     "whole-batch mean",
     "run_eagerly",
     "odd parts",
+    "large blocks",
 ]

@@ -247,6 +247,18 @@ def odd_parts():
     return {"weights": model.get_weights()}
 
 
+def large_blocks():
+    """Of 4 MiB each: gloo's reduce-scatter gives wrong numbers there."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(8, 2048)).astype("float32")
+    stack = [keras.Input((2048,)), layers.Dense(1024, "tanh"), layers.Dense(4)]
+    model = keras.Sequential(stack)
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    for _ in range(3):
+        model.train_on_batch(x, x[:, :4])
+    return {"weights": model.get_weights()}
+
+
 def rate_on_one_worker():
     """What one worker's callback decides: two that stand on different workers."""
     callbacks = [
@@ -274,6 +286,7 @@ PROGRAMS = {
     "unbuilt": unbuilt,
     "run_eagerly": eager,
     "odd parts": odd_parts,
+    "large blocks": large_blocks,
     "rate on one worker": rate_on_one_worker,
 }
 
