@@ -28,9 +28,9 @@ def other(shapes=((4, 2), "float32"), *, checksum=None, leaves=False, stops=Fals
 def take(monkeypatch, said, *, data=BATCH, is_first=True, model=None):
     """One batch of worker 0, where worker 1 says `said`."""
     monkeypatch.setattr(processes, "exchange", lambda own, what: [own, said(own)])
-    batches = WorkerBatches(mirrored().mesh, "a batch", model)
+    batches = WorkerBatches(mirrored().mesh, "to train on", model)
     source = iter([] if data is None else [data])
-    return batches.take(source.__next__, None, is_first=is_first)
+    return batches.take(source.__next__, None, nth=1, is_first=is_first)
 
 
 def test_a_batch_that_all_have_is_taken(monkeypatch):
@@ -62,7 +62,7 @@ def test_all_leave_between_two_calls_of_training(monkeypatch):
     with pytest.raises(errors.PreemptedExit):
         take(monkeypatch, leaving, model=model)
     # The steps of one execution are one to Keras.
-    assert take(monkeypatch, leaving, model=model, is_first=False) is BATCH
+    assert take(monkeypatch, leaving, model=model, nth=1, is_first=False) is BATCH
     assert take(monkeypatch, leaving) is BATCH  # evaluates
 
 
@@ -75,21 +75,23 @@ def test_an_epoch_that_has_ended_is_no_place_to_leave(monkeypatch):
 def test_parts_of_other_sizes_than_asked_for_are_refused(monkeypatch):
     said = other(((8, 2), "float32"))
     monkeypatch.setattr(processes, "exchange", lambda own, what: [own, said(own)])
-    batches = WorkerBatches(mirrored().mesh, "a batch")
+    batches = WorkerBatches(mirrored().mesh, "to train on")
     for part in (Part(shares_order=True), Part()):
         source = iter([{"x": BATCH, "y": np.ones(3)}])  # no common number of rows
         with pytest.raises(errors.WorkersDifferError):
-            batches.take(source.__next__, part, is_first=True)
+            batches.take(source.__next__, part, nth=1, is_first=True)
     with pytest.raises(errors.WorkersDifferError, match="worker 1: 8 rows"):
-        batches.take(iter([BATCH]).__next__, Part(shares_order=True), is_first=True)
+        batches.take(
+            iter([BATCH]).__next__, Part(shares_order=True), nth=1, is_first=True
+        )
 
 
 def test_sparse_parts_are_refused(monkeypatch):
     monkeypatch.setattr(processes, "exchange", lambda own, what: [own, own])
-    batches = WorkerBatches(mirrored().mesh, "a batch")
+    batches = WorkerBatches(mirrored().mesh, "to train on")
     source = iter([sparse.BCOO.fromdense(jnp.ones((4, 2)))])
     with pytest.raises(errors.IncompatibleOptionsError, match="sparse"):
-        batches.take(source.__next__, Part(keeps_rows=True), is_first=True)
+        batches.take(source.__next__, Part(keeps_rows=True), nth=1, is_first=True)
 
 
 @pytest.mark.parametrize("data", [BATCH, None], ids=["more", "no more"])
