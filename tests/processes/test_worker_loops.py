@@ -28,7 +28,11 @@ def test_a_loop_of_ones_own_matches_one_device(tmp_path):
 
 def test_the_tutorial_of_tensorflow_trains(tmp_path):
     found = cluster.results(
-        "tutorial_worker.py", tmp_path, workers=2, devices=1, needs=["tensorflow"]
+        "tutorial_worker.py",
+        tmp_path,
+        workers=2,
+        devices=1,
+        needs=["tensorflow", "sklearn"],
     )
     assert_same("worker", found[1], found[0], 0)
     for index in (0, 1):  # its shuffle has no seed
