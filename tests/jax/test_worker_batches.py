@@ -62,7 +62,7 @@ def test_all_leave_between_two_calls_of_training(monkeypatch):
     with pytest.raises(errors.PreemptedExit):
         take(monkeypatch, leaving, model=model)
     # The steps of one execution are one to Keras.
-    assert take(monkeypatch, leaving, model=model, nth=1, is_first=False) is BATCH
+    assert take(monkeypatch, leaving, model=model, is_first=False) is BATCH
     assert take(monkeypatch, leaving) is BATCH  # evaluates
 
 
