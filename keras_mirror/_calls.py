@@ -38,9 +38,14 @@ def _during_call(target: Any) -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
+def _step_of(model: Any, kind: str | None) -> Any:
+    """The step that trains, tests or predicts; None where no strategy made one."""
+    return getattr(getattr(model, f"{kind}_function", None), "step", None)
+
+
 def _end_steps(model: Any, *, is_broken_off: bool) -> None:
     for kind in ("train", "test", "predict"):
-        step = getattr(getattr(model, f"{kind}_function", None), "step", None)
+        step = _step_of(model, kind)
         if step is not None:
             step.end(is_broken_off=is_broken_off)
 
@@ -56,8 +61,7 @@ def holding_what_is_purged(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def purge(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kind = _KIND_OF.get(_context.name_of_call(), "")
-        step = getattr(getattr(self, f"{kind}_function", None), "step", None)
+        step = _step_of(self, _KIND_OF.get(_context.name_of_call()))
         if step is not None:
             step.hold()
         return original(self, *args, **kwargs)

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import keras
@@ -93,6 +93,15 @@ class KerasInternals(Protocol):
         ...
 
 
+@dataclass
+class _Call:
+    """A call of a model that is under way, such as "fit", and what ends with it."""
+
+    name: str
+    model: Any
+    endings: list[Callable[[], None]] = field(default_factory=list)
+
+
 class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.scopes: list[Any] = []
@@ -100,8 +109,7 @@ class _ThreadState(threading.local):
         self.eager: list[Any] = []
         self.replicas: list[ReplicaContext | None] = []
         self.hooks: list[TraceHooks | None] = []
-        self.calls: list[tuple[str, Any]] = []
-        self.endings: list[list[Callable[[], None]]] = []
+        self.calls: list[_Call] = []
 
 
 _thread = _ThreadState()
@@ -193,30 +201,29 @@ def running_strategy() -> Any:
 @contextlib.contextmanager
 def calling(name: str, model: Any) -> Iterator[None]:
     """Marks that a call of a model, such as "fit", is under way."""
-    endings: list[Callable[[], None]] = []
-    with _pushed(_thread.calls, (name, model)), _pushed(_thread.endings, endings):
+    call = _Call(name, model)
+    with _pushed(_thread.calls, call):
         try:
             yield
         finally:
-            for end in endings:
+            for end in call.endings:
                 end()
 
 
 def when_call_ends(end: Callable[[], None]) -> None:
     """Has the innermost call of a model do this at its end, also where it fails."""
-    if _thread.endings:
-        _thread.endings[-1].append(end)
+    if _thread.calls:
+        _thread.calls[-1].endings.append(end)
 
 
 def name_of_call() -> str:
     """The innermost call of this thread, such as "fit"; "" outside of one."""
-    return _thread.calls[-1][0] if _thread.calls else ""
+    return _thread.calls[-1].name if _thread.calls else ""
 
 
 def fitted_model() -> Any | None:
     """The model that the innermost call of this thread fits; None where it does not."""
-    name, model = _thread.calls[-1] if _thread.calls else ("", None)
-    return model if name == "fit" else None
+    return _thread.calls[-1].model if name_of_call() == "fit" else None
 
 
 def skip_batches(model: Any, count: int) -> None:

@@ -162,11 +162,16 @@ class CheckpointError(KerasMirrorError, ValueError):
 class ModelNotReadyError(KerasMirrorError, ValueError):
     """Something was asked of a model that is no model, not built, or not compiled."""
 
-    def __init__(self, what: str, model: object, lacks: str, fix: str):
+    _FIXES = {
+        "built": "Call it on a batch, or give it a keras.Input, before.",
+        "compiled": "Call model.compile(...) before.",
+    }
+
+    def __init__(self, what: str, model: object, lacks: str):
         name = getattr(model, "name", model)
         super().__init__(
             f"{what} needs a model that is {lacks}. Received: {name!r}, which is not. "
-            f"{fix}"
+            f"{self._FIXES[lacks]}"
         )
 
 

@@ -25,9 +25,10 @@ class _Central(StepFunction):
     _donated = ()
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
-        program, lists, *rest = super()._program(state, batch)
+        found = super()._program(state, batch)
         if not self._is_compiled:
-            return program, lists, *rest
+            return found
+        program, lists, *rest = found
         mesh, home = replicated(self._mesh), self.layout.home
 
         def there_and_back(lists: Any, *rest: Any) -> Any:
@@ -57,9 +58,10 @@ class CentralTrainFunction(TrainFunction):
         self._update = jax.jit(self._updated, donate_argnums=(0, 2))
 
     def _program(self, state: PlacedState, batch: StepBatch) -> tuple[Any, ...]:
-        program, lists, *rest = super()._program(state, batch)
+        found = super()._program(state, batch)
         if not self._is_compiled:
-            return program, lists, *rest
+            return found
+        program, lists, *rest = found
         if _context.internals().has_default_step(self._model):
             has_whole_rows = program is self._whole_rows
             gradients = self.gradients(self.view(state, batch), has_whole_rows)

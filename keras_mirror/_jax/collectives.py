@@ -10,6 +10,7 @@ import numpy as np
 from keras_mirror import _context, errors
 from keras_mirror._jax.compat import (
     bound_axes,
+    goes_by_gloo,
     is_already_summed,
     is_bound,
     process_count,
@@ -50,8 +51,7 @@ def sum_and_mean(
 def _goes_by_gloo(axis: Axis) -> bool:
     if axis not in ((WORKER, DEVICE), (MIRROR, SERVER)):
         return False
-    spans = _size(axis[0]) > 1 and process_count() > 1
-    return spans and jax.default_backend() == "cpu"
+    return _size(axis[0]) > 1 and process_count() > 1 and goes_by_gloo()
 
 
 def _size(axis: Axis) -> int:

@@ -1,11 +1,11 @@
 """What tells two traced programs apart, the same in every process."""
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
-import jax
 import numpy as np
+
+from keras_mirror._jax import equations
 
 
 def of(jaxpr: Any) -> str:
@@ -14,23 +14,16 @@ def of(jaxpr: Any) -> str:
     Not the addresses and names that a program carries along, which differ between
     processes that do the same.
     """
-    lines = list(_lines(jaxpr))
+    lines = [_line(equation) for equation in equations.all_of(jaxpr)]
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=4).hexdigest()
     return f"{len(lines)} operations ({digest})"
 
 
-def _lines(jaxpr: Any) -> Iterator[str]:
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    for equation in jaxpr.eqns:
-        numbers = [_number(v.val) for v in equation.invars if hasattr(v, "val")]
-        kinds = [str(v.aval) for v in equation.outvars]
-        options = {name: _plain(v) for name, v in sorted(equation.params.items())}
-        yield f"{equation.primitive.name} {numbers} {kinds} {options}"
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            if hasattr(getattr(value, "jaxpr", value), "eqns"):
-                yield from _lines(value)
+def _line(equation: Any) -> str:
+    numbers = [_number(v.val) for v in equation.invars if hasattr(v, "val")]
+    kinds = [str(v.aval) for v in equation.outvars]
+    options = {name: _plain(v) for name, v in sorted(equation.params.items())}
+    return f"{equation.primitive.name} {numbers} {kinds} {options}"
 
 
 def _number(value: Any) -> Any:

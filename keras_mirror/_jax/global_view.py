@@ -15,6 +15,7 @@ import keras
 from jax.sharding import NamedSharding
 
 from keras_mirror import _context
+from keras_mirror._jax import equations
 from keras_mirror._jax.sharded import Layout
 
 # (state, data, rows, rows_as) -> (outputs, state)
@@ -43,16 +44,7 @@ def has_sort(jaxpr: Any) -> bool:
     Its partitioner ends the process at the derivative of a sort whose rows the
     devices do not divide (jaxlib 0.10: `Check failed: IsScalarWithElementType`).
     """
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "sort":
-            return True
-        for value in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
-        ):
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns") and has_sort(inner):
-                return True
-    return False
+    return any(each.primitive.name == "sort" for each in equations.all_of(jaxpr))
 
 
 def _whole(state: Any, layout: Layout) -> tuple[Any, ...]:

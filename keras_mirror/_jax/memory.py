@@ -28,8 +28,7 @@ def _place(axis: int | None, shape: tuple[int, ...], strategy: Any) -> str:
 def holdings(model: Any, strategy: Any) -> list[Holding]:
     """Of each variable that `model` has now, where `strategy` keeps it."""
     if not isinstance(model, keras.Model) or not model.built:
-        fix = "Call it on a batch, or give it a keras.Input, before."
-        raise errors.ModelNotReadyError("A summary", model, "built", fix)
+        raise errors.ModelNotReadyError("A summary", model, "built")
     groups = groups_of(model)
     kinds = _KINDS[: len(groups)]
     layout = layout_of(model, strategy)
@@ -115,8 +114,7 @@ def _example(model: Any, rows: int) -> Any:
     functional = getattr(model, "_functional", None) or model
     known = getattr(functional, "_inputs_struct", None)
     if getattr(model, "optimizer", None) is None:
-        fix = "Call model.compile(...) before."
-        raise errors.ModelNotReadyError("An estimate", model, "compiled", fix)
+        raise errors.ModelNotReadyError("An estimate", model, "compiled")
     if known is None:
         raise errors.UnknownInputsError(model.name)
 

@@ -100,22 +100,20 @@ def _check_adopted(membership: Any, runtime_options: Mapping[str, Any]) -> None:
         return
     found = (jax.process_count(), jax.process_index())
     asked = (membership.num_workers, membership.index)
-    port = str(compat.coordinator_address()).rpartition(":")[2]
-    is_elsewhere = membership.is_explicit and not membership.workers[0].endswith(
-        f":{port}"
-    )
-    if is_elsewhere:
-        raise errors.ClusterStartError(
-            membership.coordinator,
-            f"This process is in a cluster already, whose chief is at "
-            f"{compat.coordinator_address()}.",
-            "Leave out the argument `cluster`, or start a new process.",
-        )
-    if found != asked:
-        raise errors.ClusterStartError(
-            membership.coordinator,
+    chief = str(compat.coordinator_address())
+    port = chief.rpartition(":")[2]
+    said = None
+    if membership.is_explicit and membership.workers[0].rpartition(":")[2] != port:
+        said = f"This process is in a cluster already, whose chief is at {chief}."
+    elif found != asked:
+        said = (
             f"This process is worker {found[1]} of {found[0]} already, and cannot be "
-            f"worker {asked[1]} of {asked[0]} (by {membership.source}) as well.",
+            f"worker {asked[1]} of {asked[0]} (by {membership.source}) as well."
+        )
+    if said is not None:
+        raise errors.ClusterStartError(
+            membership.coordinator,
+            said,
             "Leave out the argument `cluster`, or start a new process.",
         )
 

@@ -44,13 +44,10 @@ def _checked(directory: object) -> str:
 
 
 def _get_ready(model: Any) -> None:
-    lacks = None
     if getattr(model, "optimizer", None) is None:
-        lacks = "compiled", "Call model.compile(...) before."
-    elif not model.built:
-        lacks = "built", "Call it on a batch, or give it a keras.Input, before."
-    if lacks is not None:
-        raise errors.ModelNotReadyError("ShardedCheckpoint", model, *lacks)
+        raise errors.ModelNotReadyError("ShardedCheckpoint", model, "compiled")
+    if not model.built:
+        raise errors.ModelNotReadyError("ShardedCheckpoint", model, "built")
     if not model.optimizer.built:  # so that it has slots
         model.optimizer.build(model.trainable_variables)
 
