@@ -142,6 +142,7 @@ def _data_adapter(original: Callable[..., Any]) -> Callable[..., Any]:
         # loops of one's own.
         with _context.keras_distribution(None):
             adapter = original(*bound.args, **bound.kwargs)
+        worker_data.stop_in_one_place(adapter)
         if part is not None and part.shares_order:
             _share_order(adapter)
         if part is not None and part.may_run_out:
@@ -234,8 +235,10 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
     from keras.src.layers import BatchNormalization, Embedding
     from keras.src.losses import loss
     from keras.src.trainers import data_adapters
+    from keras.src.trainers.data_adapters import py_dataset_adapter
     from keras.src.trainers.trainer import Trainer
 
+    enqueuer = py_dataset_adapter.PyDatasetEnqueuer
     names: list[tuple[Any, str, Callable[[Any], Any], str]] = [
         (Trainer, "compile", compile_under_strategy, "the argument `distribution`"),
         (loss, "apply_mask", _hooked("apply_mask"), "masks' denominators"),
@@ -244,6 +247,7 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (Embedding, "call", _lookup, "rows of a table that is split"),
         (Distribution, "scope", _keras_scope, "counts as the innermost scope"),
         (data_adapters, "get_data_adapter", _data_adapter, "a worker reads its part"),
+        (enqueuer, "stop", worker_data.stopping_in_one_place, "see `read_ahead`"),
     ]
     for name, wrap in (
         ("on_train_begin", callbacks.agreeing_from_start),

@@ -2,6 +2,8 @@
 
 import contextlib
 import itertools
+import multiprocessing.pool
+import time
 
 import grain
 import jax.numpy as jnp
@@ -82,7 +84,6 @@ DATASETS = {
         ),
     ),
     "py_dataset": Rows,
-    "py_dataset_with_threads": lambda: Rows(workers=2),
     "torch_loader": lambda: torch.utils.data.DataLoader(Pairs(), batch_size=BATCH),
     "grain_map": grain_rows,
     "grain_iter": lambda: grain_rows().to_iter_dataset(),
@@ -107,6 +108,50 @@ def test_dataset_matches_one_device(form):
 
     want, _ = check(mlp, compiled(), drive)
     assert want.result["predict"].shape == (ROWS, 1)
+
+
+class Read(Rows):
+    """Whose batches are asked for by threads, slowly."""
+
+    def __init__(self, read, **options):
+        super().__init__((7, 7, 6, 6), **options)
+        self.read = read
+
+    def __getitem__(self, index):
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("ahead", [10, 1])
+def test_threads_that_read_ahead_are_as_far_each_time(ahead, monkeypatch):
+    """Keras stops them after it looked at a batch, and begins with what they read."""
+    apply_async = multiprocessing.pool.Pool.apply_async
+
+    def late(*args):
+        time.sleep(0.05)
+        return apply_async(*args)
+
+    def trained(dataset):
+        with mirrored().scope():
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(1)])
+            model.compile("sgd", "mse")
+        return model.fit(dataset, shuffle=False, epochs=2, verbose=0).history
+
+    quickly, slowly = [], []
+    keras.utils.set_random_seed(7)
+    want = trained(Read(quickly, workers=2, max_queue_size=ahead))
+    monkeypatch.setattr(multiprocessing.pool.Pool, "apply_async", late)
+    keras.utils.set_random_seed(7)
+    got = trained(Read(slowly, workers=2, max_queue_size=ahead))
+    assert got == want and sorted(slowly) == sorted(quickly)
+
+
+def test_a_dataset_read_ahead_matches_one_device():
+    def drive(model):
+        model.test_on_batch(x[:8], y[:8])  # else Keras looks at a batch
+        return fit(Rows(workers=2), batch_size=None)(model)
+
+    check(mlp, compiled(), drive)
 
 
 # Batch sizes ----------------------------------------------------------------
