@@ -43,11 +43,11 @@ def _step_of(model: Any, kind: str | None) -> Any:
     return getattr(getattr(model, f"{kind}_function", None), "step", None)
 
 
-def _end_steps(model: Any, *, is_broken_off: bool) -> None:
+def _end_steps(model: Any, error: BaseException | None = None) -> None:
     for kind in ("train", "test", "predict"):
         step = _step_of(model, kind)
         if step is not None:
-            step.end(is_broken_off=is_broken_off)
+            step.end(error)
 
 
 _KIND_OF = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -75,7 +75,7 @@ def _recover(
     """After an error the model has its variables, and other workers know of it."""
     if not isinstance(target, Strategy):
         return
-    _end_steps(model, is_broken_off=True)
+    _end_steps(model, error)
     model.jax_state_sync()
     theirs = (
         errors.WorkersDifferError,
@@ -128,7 +128,7 @@ def call_under_strategy(original: Callable[..., Any]) -> Callable[..., Any]:
                 if several and not name.endswith("_on_batch"):
                     # So that what a callback raises at the very end is heard of.
                     _engine.load().exchange(None, f"the end of {name}")
-                _end_steps(self, is_broken_off=False)
+                _end_steps(self)
                 return found
             except BaseException as error:
                 _recover(self, target, error, used_callbacks)

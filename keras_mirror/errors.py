@@ -130,9 +130,9 @@ class ServerCountError(KerasMirrorError, ValueError):
     def __init__(self, num_servers: int, devices: int):
         fits = [n for n in range(1, devices + 1) if devices % n == 0]
         super().__init__(
-            "Every group of servers has equally many devices of one worker, so "
-            "`num_servers` must divide their number. Received: "
-            f"num_servers={num_servers} with {devices} devices in a worker. Use one of "
+            "Every group of servers has equally many devices, so `num_servers` must "
+            f"divide their number. Received: num_servers={num_servers} with {devices} "
+            "devices. Use one of "
             f"{', '.join(map(str, fits))}."
         )
 

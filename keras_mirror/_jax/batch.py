@@ -13,7 +13,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from keras_mirror import errors
 from keras_mirror._engine import Part
-from keras_mirror._jax.mesh import at_home, by_rows, replicated, spans_processes
+from keras_mirror._jax.copies import from_whole
+from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,7 @@ def _from_here(leaf: Any, sharding: NamedSharding) -> jax.Array:
         return leaf
     if is_sparse(leaf):
         return jax.tree.map(lambda part: _from_here(part, sharding), leaf)
-    host = np.asarray(leaf)
-    dtype = jax.dtypes.canonicalize_dtype(host.dtype)
-    return jax.make_array_from_callback(
-        host.shape, sharding, lambda index: host[index].astype(dtype, copy=False)
-    )
+    return from_whole(leaf, sharding)
 
 
 def _is_placed(leaves: list[Any], mesh: Mesh) -> bool:
@@ -149,7 +146,6 @@ def prepare(data: Any, mesh: Mesh) -> StepBatch:
 
 def place_inputs(inputs: Any, mesh: Mesh) -> Any:
     """Copies to the mesh what lies on other devices; nests of any leaves."""
-    mesh = at_home(mesh)
     devices = set(mesh.devices.flat)
 
     def move(leaf: Any) -> Any:

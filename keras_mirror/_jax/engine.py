@@ -97,10 +97,7 @@ class JaxEngine:
         state.spread(variables, shardings)
 
     def place_inputs(self, inputs: Any, strategy: Any) -> Any:
-        place = strategy.mesh
-        if sharded.is_central(strategy):
-            place = mesh.alone(strategy.storage_device)
-        return batch.place_inputs(inputs, place)
+        return batch.place_inputs(inputs, sharded.place_of_calls(strategy))
 
     def call_context(self, strategy: Any) -> contextlib.AbstractContextManager[Any]:
         stack = contextlib.ExitStack()

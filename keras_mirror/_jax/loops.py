@@ -51,7 +51,7 @@ def over_iterator(
                 if step.is_resumed and is_end:
                     step.is_resumed = False
                     return step.logs_so_far(state), state
-                step.give_back(state)
+                step.give_back(state, error)
                 raise
             step.is_resumed = False
             outputs, state = step(state, data)

@@ -9,7 +9,7 @@ import keras
 
 from keras_mirror import _context, errors
 from keras_mirror._engine import Estimate, Holding
-from keras_mirror._jax.sharded import axis_of, groups_of, layout_of
+from keras_mirror._jax.sharded import axis_of, groups_of, is_central, layout_of
 
 _KINDS = ("weight", "non-trainable weight", "slot", "metric")
 
@@ -32,7 +32,7 @@ def holdings(model: Any, strategy: Any) -> list[Holding]:
     groups = groups_of(model)
     kinds = _KINDS[: len(groups)]
     layout = layout_of(model, strategy)
-    if layout.home is not None:
+    if is_central(strategy):
         return _in_storage(groups, kinds, strategy)
     shardings = layout.of_state([len(group) for group in groups])
     axes = (layout.parameters, layout.others, layout.slots, ())

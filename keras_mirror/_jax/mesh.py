@@ -76,6 +76,11 @@ def host_devices() -> list[str]:
         return []
 
 
+def in_host_memory() -> NamedSharding:
+    """An array of this process alone, in the memory of its host where JAX has that."""
+    return replicated(alone((host_devices() or local_devices())[0]))
+
+
 def replica_axis(mesh: Mesh) -> Axis:
     """What collectives over all replicas name: the one axis, or both."""
     return mesh.axis_names[0] if len(mesh.axis_names) == 1 else mesh.axis_names
@@ -101,9 +106,17 @@ def at_home(mesh: Mesh) -> Mesh:
     own = [d for d in mesh.devices.flat if d.process_index == index]
     if len(own) == mesh.size:
         return mesh
-    if SERVER in mesh.axis_names:
+    if SERVER in mesh.axis_names and not servers_span_processes(mesh):
         return mesh_of(own, (-1, mesh.shape[SERVER]), (MIRROR, SERVER))
     return mesh_of(own, (-1,), (AXIS,))
+
+
+@functools.cache
+def servers_span_processes(mesh: Mesh) -> bool:
+    """Whether the parts of one variable lie in several processes."""
+    if SERVER not in mesh.axis_names:
+        return False
+    return any(len({d.process_index for d in group}) > 1 for group in mesh.devices)
 
 
 def spans_processes(mesh: Mesh) -> bool:

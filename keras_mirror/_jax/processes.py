@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -24,6 +25,10 @@ _FAILED = "failed"
 # Each request to the store costs some 0.2 ms: what was read is deleted in blocks.
 _BLOCK = 64
 _numbers = itertools.count()
+# A worker looks at a variable of which others have parts.
+_LOOK = "a look at the variables"
+_state_numbers = itertools.count()
+_shared: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
 # The options of the runtime, where this module has initialized it.
 _joined_with: dict[str, Any] = {}
 
@@ -154,20 +159,64 @@ def exchange(value: Any, what: str) -> list[Any]:
         WorkerFailedError: A worker has told the others that it failed.
         WorkersDifferError: A worker came for something else.
     """
+    told = _meet(value, what)
+    while looks := [number for said, number in told if said == _LOOK]:
+        _take_part(looks[0])
+        told = _meet(value, what)
+    places = [said for said, _ in told]
+    if len(set(places)) > 1:
+        raise errors.WorkersDifferError("place of the program", places)
+    return [other for _, other in told]
+
+
+def _meet(value: Any, what: str) -> list[Any]:
+    """Where each worker is, and what it says there."""
     number = next(_numbers)
     said = _tell(number, what, value)
     told = _hear(number, what, said)
     for index, (said, other) in enumerate(told):
         if said == _FAILED:
             raise errors.WorkerFailedError(index, other)
-    places = [said for said, _ in told]
-    if len(set(places)) > 1:
-        raise errors.WorkersDifferError("place of the program", places)
     # Whoever is here has read all that was said at the places before.
     if number and number % _BLOCK == 0:
         folder = _folder(number // _BLOCK - 1, jax.process_index())
         compat.client().key_value_delete(folder)
-    return [other for _, other in told]
+    return told
+
+
+def share(state: Any) -> int:
+    """Lets other workers look at a state of which each has a part.
+
+    Args:
+        state: Its method `put_together` runs collectives.
+
+    Returns:
+        Its number: states are made in the same order on all workers.
+    """
+    number = next(_state_numbers)
+    _shared[number] = state
+    return number
+
+
+def put_together(number: int) -> None:
+    """Puts a shared state together, with all workers.
+
+    Those that are elsewhere take part where they next wait for the others.
+
+    Raises:
+        LateWorkerError, WorkerFailedError: As for `exchange`.
+        WorkersDifferError: A worker has no such state, or looks at another.
+    """
+    _meet(number, _LOOK)
+    _take_part(number)
+
+
+def _take_part(number: int) -> None:
+    own = number if number in _shared else None
+    told = [other for _, other in _meet(own, "the parts of a state")]
+    if any(other != number for other in told):
+        raise errors.WorkersDifferError("state that they look at", told)
+    _shared[number].put_together()
 
 
 def _hear(number: int, what: str, own: str) -> list[Any]:

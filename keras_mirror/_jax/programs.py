@@ -18,8 +18,9 @@ from keras_mirror._jax import random
 from keras_mirror._jax.captured import captured
 from keras_mirror._jax.collectives import combine, entering, is_float, sum_and_mean
 from keras_mirror._jax.compat import shard_map
+from keras_mirror._jax.copies import lowered
 from keras_mirror._jax.mesh import replica_axis, spans_processes
-from keras_mirror._jax.state import lowered, place_values
+from keras_mirror._jax.state import place_values
 from keras_mirror._seeds import is_seed
 
 # The first pass finds the variables; a layer may be built in each of a few more.

@@ -17,8 +17,8 @@ from keras_mirror import errors
 from keras_mirror._jax import programs, turns
 from keras_mirror._jax.batch import everywhere
 from keras_mirror._jax.compat import own_mesh
+from keras_mirror._jax.copies import lowered, replicate
 from keras_mirror._jax.mesh import by_rows, is_ours, replica_axis, spans_processes
-from keras_mirror._jax.state import lowered, replicate
 
 
 def _own_mesh(stacked: jax.Array) -> contextlib.AbstractContextManager[object]:

@@ -19,8 +19,10 @@ from keras_mirror._jax.mesh import (
     SERVER,
     alone,
     at_home,
+    in_host_memory,
     replicated,
     replicated_at_home,
+    servers_span_processes,
 )
 
 # The groups of a step's state, in Keras' order. Metrics are never split.
@@ -80,6 +82,8 @@ class Layout:
         slots: Of each variable of the optimizer, the axis along which it is split.
         is_in_one: Whether gradients are sent by one collective, once all are there.
         home: Where all of the state lies instead, away from the mesh.
+        at_rest: Where each process has all of it whole between the calls of a model,
+            and at each look at a variable.
     """
 
     mesh: Mesh
@@ -89,6 +93,7 @@ class Layout:
     slots: tuple[int | None, ...] = ()
     is_in_one: bool = False
     home: NamedSharding | None = None
+    at_rest: NamedSharding | None = None
 
     @property
     def is_split(self) -> bool:
@@ -143,6 +148,15 @@ def groups_of(model: Any) -> list[list[Any]]:
     return _context.internals().state_variables(model, parts)
 
 
+def place_of_calls(strategy: Any) -> Mesh:
+    """Where `model(x)` outside of a step computes: where its variables lie."""
+    if is_central(strategy):
+        return alone(strategy.storage_device)
+    if servers_span_processes(strategy.mesh):
+        return in_host_memory().mesh  # pyright: ignore[reportReturnType]
+    return at_home(strategy.mesh)
+
+
 def layout_of(model: Any, strategy: Any) -> Layout:
     """How `strategy` lays out the variables that `model` has now."""
     mesh, shard = strategy.mesh, getattr(strategy, "shard", None)
@@ -150,6 +164,9 @@ def layout_of(model: Any, strategy: Any) -> Layout:
         return Layout(mesh, home=replicated(alone(strategy.storage_device)))
     if shard is None:
         return Layout(mesh)
+    at_rest = in_host_memory() if servers_span_processes(mesh) else None
+    if at_rest is not None and not is_compiled(model):
+        return Layout(mesh, home=at_rest)
     groups = groups_of(model)
     gradients = _axes(groups[_TRAINABLE], strategy)
     others = _axes(groups[_NON_TRAINABLE], strategy)
@@ -161,6 +178,7 @@ def layout_of(model: Any, strategy: Any) -> Layout:
         others=(None,) * len(others) if is_whole else others,
         slots=_axes(groups[_OPTIMIZER], strategy) if len(groups) == 4 else (),
         is_in_one=shard == "optimizer",
+        at_rest=at_rest,
     )
 
 
@@ -180,9 +198,9 @@ def variable_shardings(
 ) -> list[NamedSharding]:
     """Where each of these variables of `model` lies between steps."""
     layout = layout_of(model, strategy)
-    if not layout.is_split:
-        home = layout.home or replicated_at_home(layout.mesh)
-        return [home] * len(variables)
+    place = layout.home or layout.at_rest
+    if place is not None or not layout.is_split:
+        return [place or replicated_at_home(layout.mesh)] * len(variables)
     groups, layout = groups_of(model), layout.at_home()
     state = layout.of_state([len(group) for group in groups])
     known = {

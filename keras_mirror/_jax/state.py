@@ -1,22 +1,25 @@
 """Where variables and step state live: moving them onto a mesh and back."""
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from keras_mirror._jax import processes, turns
+from keras_mirror._jax import processes
+from keras_mirror._jax.copies import from_whole, lifted, lowered, replicate
 from keras_mirror._jax.mesh import (
     at_home,
     is_ours,
-    replicated,
     replicated_at_home,
     spans_processes,
 )
 from keras_mirror._jax.sharded import Layout
+from keras_mirror._jax.whole import Whole
+
+# What Keras gets to see of the value at a place of a part.
+_See = Callable[[int, jax.Array], jax.Array]
 
 
 class Part(Sequence[jax.Array]):
@@ -25,28 +28,27 @@ class Part(Sequence[jax.Array]):
     Keras keeps the parts as an attribute of the model while it trains. It wraps a
     list that it is given so, element by element and at every step; this it takes
     as it is.
+
+    Args:
+        values: As the step takes them.
+        see: What Keras gets to see; None where it is the values themselves.
     """
 
-    def __init__(self, values: list[jax.Array], mesh: Mesh):
+    def __init__(self, values: list[jax.Array], see: _See | None):
         self.values = values
-        # Where other processes have a part of the values, Keras gets to see this
-        # one's.
-        self._mesh = mesh if spans_processes(mesh) else None
-
-    def _seen(self, value: jax.Array) -> jax.Array:
-        return value if self._mesh is None else lowered(value, self._mesh)
+        self._see = see
 
     def __len__(self) -> int:
         return len(self.values)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self.values[index]
-        if isinstance(found, list):
-            return [self._seen(value) for value in found]
-        return self._seen(found)
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        value = self.values[index]
+        return value if self._see is None else self._see(index, value)
 
     def __iter__(self) -> Iterator[jax.Array]:
-        return map(self._seen, self.values)
+        return map(self.__getitem__, range(len(self)))
 
 
 class PlacedState(tuple[Part, ...]):
@@ -54,47 +56,20 @@ class PlacedState(tuple[Part, ...]):
 
     Keras passes the state of one step on to the next as it came; the type spares
     looking at each array again.
+
+    Attributes:
+        whole: What puts the values together that processes have parts of, else None.
     """
+
+    whole: Whole | None = None
 
     def lists(self) -> tuple[list[jax.Array], ...]:
         """The values as the compiled step takes them."""
         return tuple(part.values for part in self)
 
-    def unless_deleted(self) -> list[list[jax.Array | None]]:
-        """The values as Keras sees them, None for what a step took and kept."""
-        return [
-            [None if raw.is_deleted() else part._seen(raw) for raw in part.values]
-            for part in self
-        ]
-
-
-def _same_copies(value: jax.Array, mesh: Mesh) -> jax.Array:
-    """This process' part of an array as that of one over another mesh; no copy."""
-    sharding = replicated(mesh)
-    if not value.sharding.is_fully_replicated:
-        sharding = NamedSharding(mesh, value.sharding.spec)  # pyright: ignore
-    copies = [shard.data for shard in value.addressable_shards]
-    return jax.make_array_from_single_device_arrays(value.shape, sharding, copies)
-
-
-def lifted(value: jax.Array, mesh: Mesh) -> jax.Array:
-    """An array that this process has, as its part of one over the whole mesh."""
-    return _same_copies(value, mesh)
-
-
-def lowered(value: jax.Array, mesh: Mesh) -> jax.Array:
-    """Undoes `lifted`."""
-    return _same_copies(value, at_home(mesh))
-
-
-@functools.cache
-def _replicating(mesh: Mesh) -> Any:
-    return jax.jit(lambda values: values, out_shardings=replicated(mesh))
-
-
-def replicate(values: Any, mesh: Mesh) -> Any:
-    """A nest of arrays of any layout over `mesh`, each whole on every device."""
-    return turns.take(_replicating(mesh), values)
+    def is_there(self, part: int, place: int) -> bool:
+        """Whether a step has not taken and kept the value."""
+        return not self[part].values[place].is_deleted()
 
 
 def on_one_device(state: "PlacedState", data: Any, mesh: Mesh) -> tuple[Any, Any]:
@@ -105,11 +80,22 @@ def on_one_device(state: "PlacedState", data: Any, mesh: Mesh) -> tuple[Any, Any
     return jax.device_put((seen, data), at_home(mesh).devices.flat[0])
 
 
-def placed(state: Any, mesh: Mesh) -> PlacedState:
-    """Marks the state that a step over `mesh` has returned."""
+def placed(state: Any, layout: Layout) -> PlacedState:
+    """Marks the state that a step has returned."""
     if isinstance(state, PlacedState):
         return state
-    return PlacedState(Part(list(part), mesh) for part in state)
+    lists = [list(part) for part in state]
+    if layout.home is not None or not spans_processes(layout.mesh):
+        return PlacedState(Part(values, None) for values in lists)
+    if layout.at_rest is not None:
+        whole = Whole(lists, layout.at_rest)
+        found = PlacedState(Part(v, whole.of_part(k)) for k, v in enumerate(lists))
+        found.whole = whole
+        return found
+    # Keras gets to see what this process has of the values.
+    return PlacedState(
+        Part(values, lambda _, value: lowered(value, layout.mesh)) for values in lists
+    )
 
 
 def place_state(state: Any, layout: Layout) -> PlacedState:
@@ -117,6 +103,12 @@ def place_state(state: Any, layout: Layout) -> PlacedState:
     if isinstance(state, PlacedState):
         return state
     mesh = layout.mesh
+    if layout.at_rest is not None:
+        shardings = layout.of_state([len(part) for part in state])
+        return PlacedState(
+            _parted(list(part), of_part)
+            for part, of_part in zip(state, shardings, strict=True)
+        )
     if layout.is_split or layout.home is not None:
         shardings = layout.at_home().of_state([len(part) for part in state])
         parts = [
@@ -124,10 +116,16 @@ def place_state(state: Any, layout: Layout) -> PlacedState:
             for part, of_part in zip(state, shardings, strict=True)
         ]
         parts = _each_its_own(parts)
-        if spans_processes(mesh):
+        if layout.home is None and spans_processes(mesh):
             parts = [[lifted(value, mesh) for value in part] for part in parts]
-        return placed(parts, mesh)
-    return placed([place_values(list(part), mesh) for part in state], mesh)
+        return placed(parts, layout)
+    return placed([place_values(list(part), mesh) for part in state], layout)
+
+
+def _parted(whole: list[jax.Array], shardings: list[NamedSharding]) -> Part:
+    """Values that this process has whole, and of which it keeps its parts."""
+    values = [from_whole(v, s) for v, s in zip(whole, shardings, strict=True)]
+    return Part(values, lambda place, _: whole[place])
 
 
 def _each_its_own(parts: list[list[jax.Array]]) -> list[list[jax.Array]]:

@@ -1,6 +1,7 @@
 """A model's compiled steps: which view runs, and the calling of it."""
 
 import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -21,12 +22,12 @@ from keras_mirror._jax import (
     turns,
 )
 from keras_mirror._jax.batch import Batches, StepBatch, prepare
+from keras_mirror._jax.copies import lowered
 from keras_mirror._jax.independence import why_rows_mix
 from keras_mirror._jax.mesh import by_rows, replicated, spans_processes
 from keras_mirror._jax.sharded import is_compiled, layout_inside, layout_of
 from keras_mirror._jax.state import (
     PlacedState,
-    lowered,
     on_one_device,
     place_state,
     placed,
@@ -40,6 +41,15 @@ from keras_mirror._jax.worker_batches import WorkerBatches
 # each wait costs a change of threads, so one wait is for several steps.
 _MOST_STEPS_AHEAD = 8
 _STEPS_PER_WAIT = 4
+
+# Errors after which no worker takes part in anything, or none may be waited for.
+_NOBODY_TO_ASK = (
+    KeyboardInterrupt,
+    SystemExit,
+    errors.LateWorkerError,
+    errors.WorkerFailedError,
+    jax.errors.JaxRuntimeError,
+)
 
 _log = logging.getLogger("keras_mirror")
 
@@ -68,6 +78,8 @@ class StepFunction:
         self.layout = layout_of(model, strategy)
         # The newest state: what a call that is broken off leaves to the model.
         self.latest: PlacedState | tuple[list[Any], ...] | None = None
+        # What Keras has seen last of variables that other processes have parts of.
+        self._held: tuple[list[Any], ...] | None = None
         self._spans = spans_processes(self._mesh)
         self._turn = object()
         # Whether the epoch's earlier batches were trained on before a restart.
@@ -146,35 +158,36 @@ class StepFunction:
                 # between: Ctrl-C there would lose the state, the old one donated.
                 done.extend(map(*self._each_once(state, batch)))
             outputs, new_state = done[0]
-            self.latest = placed(new_state, self._mesh)
+            self.latest = placed(new_state, self.layout)
             if self._spans:
                 if self._is_compiled:
                     turns.note(outputs, self._turn)
                     outputs = jax.tree.map(lambda v: lowered(v, self._mesh), outputs)
                 outputs = self._for_this_worker(outputs, batch)
             self._wait_for_earlier_steps(outputs)
-        except BaseException:
+        except BaseException as error:
             if done:
-                self.latest = placed(done[0][1], self._mesh)
-            self.give_back(self.latest)
+                self.latest = placed(done[0][1], self.layout)
+            self.give_back(self.latest, error)
             raise
         return outputs, self.latest
 
     def _each_once(self, state: PlacedState, batch: StepBatch) -> Iterator[Any]:
         program, *arguments = self._program(state, batch)
+        if self._spans:
+            self._agree_on(program, arguments, batch)
         if self._spans and self._is_compiled:
-            self._trace_together(program, arguments, batch)
             turns.wait(self._turn)
         return itertools.chain([program], ([argument] for argument in arguments))
 
-    def _trace_together(
-        self, program: Any, arguments: list[Any], batch: StepBatch
-    ) -> None:
+    def _agree_on(self, program: Any, arguments: list[Any], batch: StepBatch) -> None:
         """What workers do not agree on must be known before any of them is in it."""
         key = (program, batch.signature(), batch.rows)
         if key not in self._traced:
-            own = fingerprint.of(program.trace(*arguments).jaxpr)
-            told = processes.exchange(own, "a step that was compiled")
+            own = "a step that is not compiled"
+            if self._is_compiled:
+                own = fingerprint.of(program.trace(*arguments).jaxpr)
+            told = processes.exchange(own, "the first of its kind of steps")
             if len(set(told)) > 1:
                 raise errors.WorkersDifferError("step", told)
             self._traced.add(key)
@@ -207,20 +220,34 @@ class StepFunction:
         # What `train_on_batch` and its like were given.
         return Part(keeps_rows=True) if self.strategy.auto_shard == "off" else None
 
-    def give_back(self, state: Any) -> None:
-        """Hands state back to the model's variables where a call has failed."""
-        _give_back(self._model, state)
+    def give_back(self, state: Any, error: BaseException | None = None) -> None:
+        """Hands state back to the model's variables where a call has failed.
+
+        Where other processes have parts of it and cannot be asked for them, the
+        variables get the values that Keras has seen last.
+        """
+        whole = getattr(state, "whole", None)
+        if whole is not None and not whole.is_known:
+            if not isinstance(error, _NOBODY_TO_ASK):
+                with contextlib.suppress(errors.KerasMirrorError):
+                    _give_back(self._model, state)
+                    return
+            state = self._held
+        if state is not None:
+            _give_back(self._model, state)
 
     def hold(self) -> None:
         """Keeps the model's values, which Keras is about to take from its variables."""
         groups = _context.internals().state_variables(self._model, self._parts)
         self.latest = tuple([v.value for v in group] for group in groups)
+        self._held = None if self.layout.at_rest is None else self.latest
 
-    def end(self, *, is_broken_off: bool) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Called at the end of each call; nothing of its state is held on to."""
         latest, self.latest = self.latest, None
-        if is_broken_off and latest is not None:
-            self.give_back(latest)
+        if error is not None and latest is not None:
+            self.give_back(latest, error)
+        self._held = None
 
     def _wait_for_earlier_steps(self, outputs: Any) -> None:
         ahead = self._in_flight
@@ -343,7 +370,7 @@ class TrainFunction(StepFunction):
         wants = getattr(self.strategy, "synchronize_batch_norm", False)
         if wants and internals.has_batch_norm(self._model):
             return "BatchNormalization is synchronized"
-        parts = [list(part) for part in state]
+        parts = state.lists() if isinstance(state, PlacedState) else state
         return why_rows_mix(self._model, parts, batch.data, self._mesh.size)
 
     def lower(self, values: Any, batch: StepBatch) -> tuple[Any, str]:
@@ -370,15 +397,15 @@ def _give_back(model: Any, state: Any) -> None:
     step would leave the model without weights.
     """
     groups = _context.internals().state_variables(model, len(state))
-    parts = state.unless_deleted() if isinstance(state, PlacedState) else state
-    for variables, values in zip(groups, parts, strict=True):
-        for variable, value in zip(variables, values, strict=True):
+    is_there = state.is_there if isinstance(state, PlacedState) else lambda *_: True
+    for k, variables in enumerate(groups):
+        for place, variable in enumerate(variables):
             held = getattr(variable, "_value", None)
             is_lost = held is None or (
                 isinstance(held, jax.Array) and held.is_deleted()
             )
-            if is_lost and value is not None:
-                variable.assign(value)
+            if is_lost and is_there(k, place):
+                variable.assign(state[k][place])
     # Else Keras would put the state of the step before back, which is donated, at
     # the next look at the model.
     model._jax_state_synced = True

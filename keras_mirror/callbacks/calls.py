@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -55,6 +55,16 @@ def _hold_stop(model: Any) -> None:
         _context.hold_stop(model)
 
 
+# Callbacks that wait for all workers.
+_TAKING_ALL = {"ConsistencyCheck", "OrbaxCheckpoint", "ShardedCheckpoint"}
+
+
+def _taking_all(callbacks: Iterable[Any]) -> list[str]:
+    """Their names; all workers must have these."""
+    classes = (cls.__name__ for callback in callbacks for cls in type(callback).__mro__)
+    return [name for name in classes if name in _TAKING_ALL]
+
+
 def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `on_train_begin`: all have the same steps, and will agree on changes."""
 
@@ -66,12 +76,16 @@ def agreeing_from_start(original: Callable[..., Any]) -> Callable[..., Any]:
         _context.take_held_stop(self.model)
         asked = [self.params.get("epochs"), self.params.get("steps")]
         rate = learning_rate(self.model)
-        told = _engine.load().exchange([asked, rate], "the start of fit")
-        counts = [asked for asked, _ in told]
+        own = [asked, rate, _taking_all(self.callbacks)]
+        told = _engine.load().exchange(own, "the start of fit")
+        counts, rates, common = zip(*told, strict=True)
         if any(count != counts[0] for count in counts):
             words = [f"{epochs} epochs of {steps} steps" for epochs, steps in counts]
             raise errors.WorkersDifferError("steps", words)
-        self._km_rate = told[0][1]
+        if any(names != common[0] for names in common):
+            words = [", ".join(names) or "none" for names in common]
+            raise errors.WorkersDifferError("callbacks", words)
+        self._km_rate = rates[0]
 
     return on_train_begin
 

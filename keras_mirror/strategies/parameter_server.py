@@ -32,8 +32,9 @@ class ParameterServerStrategy(WorkersStrategy):
             when a step needs them, twice where the backward pass needs them too.
         num_servers: Over how many devices, side by side, each variable is split; the
             groups of so many devices mirror each other. It must divide the number of
-            devices of a worker, so that no variable is split over workers. None: over
-            all devices of a worker.
+            devices. None: over all devices of all workers. The number of devices of a
+            worker keeps the parts of a variable within each worker: then only
+            gradients travel between workers.
         min_shard_elements: Variables of fewer elements are not split.
         devices: Names of this process' devices, None for all.
         auto_shard, view, synchronize_batch_norm, timeout_seconds, heartbeat_seconds,
@@ -106,8 +107,7 @@ class ParameterServerStrategy(WorkersStrategy):
             num_servers=lambda count: _servers(num_servers, count),
         )
         self._shard: Shard = shard
-        in_a_worker = len(self.devices) // self.num_workers
-        self._num_servers = _servers(num_servers, in_a_worker)
+        self._num_servers = _servers(num_servers, len(self.devices))
         self._min_shard_elements = min_shard_elements
 
     @property

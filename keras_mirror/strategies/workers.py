@@ -20,7 +20,7 @@ class WorkersStrategy(Strategy):
         cluster, auto_shard, view, synchronize_batch_norm, timeout_seconds,
         heartbeat_seconds, runtime_options: see `MultiWorkerMirroredStrategy`.
         devices: Names of this process' devices; None for all of the cluster.
-        num_servers: Gives over how many of a worker's devices variables are split; None
+        num_servers: Gives over how many of all devices variables are split; None
             where they are mirrored.
     """
 
@@ -61,14 +61,12 @@ class WorkersStrategy(Strategy):
                 "Leave `devices` out; give each worker what it is to use.",
             )
         chosen = check_devices(devices, available)
-        # Servers lie within a worker, whose own devices these are.
-        local = engine.local_devices() if self._num_workers > 1 else chosen
         super().__init__(
             chosen,
             view=view,
             available=available,
             by_worker=num_servers is None,
-            num_servers=None if num_servers is None else num_servers(len(local)),
+            num_servers=None if num_servers is None else num_servers(len(chosen)),
         )
         self._cluster = cluster
         self._auto_shard: AutoShard = auto_shard

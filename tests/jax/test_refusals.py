@@ -283,6 +283,15 @@ def test_a_call_that_fails_late_leaves_the_weights(call, group, culprit):
         np.testing.assert_array_equal(seen, kept)
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """Also where a shell has started this in the background, and it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_leaves_the_weights():
     """At any moment; plain Keras loses them most of the time."""
     x = np.ones((4096, 5), "float32")

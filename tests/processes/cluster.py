@@ -61,6 +61,7 @@ class Cluster:
         devices,
         arguments=(),
         seen_at=None,
+        more=None,
         **options,
     ):
         self.folder = pathlib.Path(folder)
@@ -77,7 +78,8 @@ class Cluster:
                 process = subprocess.Popen(
                     [sys.executable, str(HERE / script), str(folder), *arguments],
                     env=environment(counts[index], **options)
-                    | {"TF_CONFIG": json.dumps(config)},
+                    | {"TF_CONFIG": json.dumps(config)}
+                    | (more or {}),
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,

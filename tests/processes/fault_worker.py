@@ -16,7 +16,17 @@ import keras_mirror as km
 from keras_mirror._jax import processes
 
 folder, name, *more = sys.argv[1:]
-strategy = km.MultiWorkerMirroredStrategy(heartbeat_seconds=10)
+
+
+def make(**options):
+    """The strategy: mirrored, or with weights of which each worker has a part."""
+    if "SERVERS" not in os.environ:
+        return km.MultiWorkerMirroredStrategy(**options)
+    options |= {"shard": "parameters", "min_shard_elements": 8}
+    return km.ParameterServerStrategy(**options)
+
+
+strategy = make(heartbeat_seconds=10)
 me = strategy.worker_index
 X, Y = training.X[:24], training.Y[:24]
 keras.utils.set_random_seed(7)
@@ -88,7 +98,8 @@ def stops_at_epoch():
 def stops_at_batch():
     built = model()
     fit(built, epochs=5, callbacks=[At(1, stop, epoch=1, batch=1)])
-    return {"iterations": int(built.optimizer.iterations)}
+    iterations = int(built.optimizer.iterations)
+    return {"iterations": iterations, "weights": built.get_weights()}
 
 
 def other_batches():
@@ -213,7 +224,7 @@ def breaks_off(end, save_freq="epoch", folder_of="all", batch=1):
     if end is not None and me == 1 and not first.exists():
         first.touch()
         callbacks.append(At(1, end, epoch=2, batch=batch))
-    whole = km.MultiWorkerMirroredStrategy(view="global")  # masks of one device
+    whole = make(view="global")  # masks of one device
     built = training.with_dropout(distribution=whole)
     history = fit(built, epochs=5, callbacks=callbacks)
     last = {name: values[-3:] for name, values in history.history.items()}
@@ -278,6 +289,8 @@ def errors_of_one():
     rows = 24 if me == 0 else 16
     other_loss = model()
     other_loss.compile("sgd", "mse" if me == 0 else "mae", distribution=strategy)
+    by_hand = model(run_eagerly=me == 1)
+    alone = [km.ConsistencyCheck(every_steps=1)] if me == 0 else []
     kind = "float32" if me == 0 else "int32"
     batches = [(X[:8].astype(kind), Y[:8])] * 3
     heard = {
@@ -292,6 +305,8 @@ def errors_of_one():
         "evaluate": attempt(lambda: built.evaluate(X[:rows], Y[:rows], batch_size=8)),
         "predict": attempt(lambda: built.predict(X[:rows], batch_size=8)),
         "steps": attempt(lambda: fit(other_loss, epochs=1)),
+        "run_eagerly": attempt(lambda: fit(by_hand, epochs=1)),
+        "callbacks": attempt(lambda: fit(built, epochs=1, callbacks=alone)),
         "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
     }
     for name in ("on_train_begin", "on_epoch_end", "on_train_end"):

@@ -1,4 +1,4 @@
-"""A worker whose variables are split over its own devices, mirrored between workers."""
+"""A worker whose variables are split: over its own devices, or over all workers'."""
 
 import sys
 
@@ -9,27 +9,46 @@ import server_worker_names
 import training
 
 import keras_mirror as km
+from keras_mirror._jax import state
+from keras_mirror._jax.sharded import layout_of
 
 
-def split(variable):
-    return len({str(s.index) for s in variable.value.addressable_shards})
+def parts(model, strategy, group, place):
+    """Of how many parts of a variable this worker holds one in a step."""
+    groups = [
+        [v.value for v in g]
+        for g in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+    ]
+    placed = state.place_state(groups, layout_of(model, strategy))
+    array = placed.lists()[group][place]
+    return array.size // array.addressable_data(0).size
 
 
 found = {}
-for shard in ("optimizer", "parameters"):
+for kind in server_worker_names.KINDS:
+    servers, shard = kind
     strategy = km.ParameterServerStrategy(
-        shard=shard, min_shard_elements=8, heartbeat_seconds=15
+        shard=shard,
+        num_servers=server_worker_names.SERVERS[servers],
+        min_shard_elements=8,
+        heartbeat_seconds=15,
     )
-    assert dict(strategy.mesh.shape) == {"mirror": 2, "server": 2}
     km.set_strategy(strategy)
     for name in server_worker_names.NAMES:
-        found[f"{shard} {name}"] = training.run(name)
+        found[kind, name] = training.run(name)
     keras.utils.set_random_seed(7)
     model = training.compiled(training.mlp())
     model.fit(training.X, training.Y, batch_size=8, verbose=0)
     km.check_consistency(model)
-    model.save(f"{sys.argv[1]}/{shard}.keras")
-    saving = km.ShardedCheckpoint(f"{sys.argv[1]}/{shard}")
+    predicted = np.asarray(model(training.X))
+    path = f"{sys.argv[1]}/{servers} {shard}"
+    model.save(f"{path}.keras")
+    saving = km.ShardedCheckpoint(path)
     saving.save(model)
     saving.close()
     kept = model.get_weights()
@@ -37,7 +56,9 @@ for shard in ("optimizer", "parameters"):
     saving.restore(model)
     for restored, value in zip(model.get_weights(), kept, strict=True):
         np.testing.assert_array_equal(restored, value)
-    found[f"{shard} saved"] = model.get_weights()
-    kernel, slot = model.trainable_variables[0], model.optimizer.variables[2]
-    found[f"{shard} split"] = [split(kernel), split(slot)]
+    found[kind] = {
+        "weights": model.get_weights(),
+        "predicted": predicted,
+        "parts": [parts(model, strategy, 0, 0), parts(model, strategy, 2, 2)],
+    }
 cluster.save(sys.argv[1], strategy.worker_index, found)

@@ -12,6 +12,7 @@ from parity import assert_same
 
 # Each start of a worker costs seconds, so one run of the workers does them all.
 SOME = ["data: shuffled", "data: tf.data", "data: generator", "masks", "on_batch"]
+ALL_DATA = [f"data: {name}" for name in training.DATA] + ["masks", "on_batch"]
 
 
 def once(tmp_path_factory, name, **options):
@@ -43,7 +44,8 @@ def one_and_three(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def four_by_one(tmp_path_factory):
-    return once(tmp_path_factory, "four_by_one", workers=4, devices=1, arguments=SOME)
+    options = {"workers": 4, "devices": 1, "arguments": ALL_DATA}
+    return once(tmp_path_factory, "four_by_one", **options)
 
 
 def check(found, name):
@@ -61,8 +63,9 @@ def test_two_workers_with_two_devices_match_one_device(name, two_by_two):
     check(two_by_two, name)
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
 @pytest.mark.filterwarnings("ignore:.shuffle=True. was passed:UserWarning")
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", ALL_DATA)
 def test_four_workers_match_one_device(name, four_by_one):
     check(four_by_one, name)
 

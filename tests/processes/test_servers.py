@@ -1,4 +1,4 @@
-"""Variables split over the devices of each worker: the numbers of one device."""
+"""Variables split over devices, of one worker or of all: the numbers of one device."""
 
 import cluster
 import keras
@@ -20,20 +20,23 @@ def found(folder):
     return cluster.results("server_worker.py", folder, workers=2, devices=2)
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "parameters"])
+@pytest.mark.parametrize("kind", server_worker_names.KINDS, ids=" ".join)
 @pytest.mark.parametrize("name", server_worker_names.NAMES)
-def test_two_workers_match_one_device(found, name, shard):
-    key = f"{shard} {name}"
-    assert_same("worker", found[1][key], found[0][key], 0)
-    assert_same("workers", found[0][key], training.run(name))
+def test_two_workers_match_one_device(found, name, kind):
+    assert_same("worker", found[1][kind, name], found[0][kind, name], 0)
+    assert_same("workers", found[0][kind, name], training.run(name))
 
 
-@pytest.mark.parametrize("shard", ["optimizer", "parameters"])
-def test_variables_are_split_and_files_are_whole(found, folder, shard):
-    assert found[0][f"{shard} split"] == [2 if shard == "parameters" else 1, 2]
-    loaded = keras.models.load_model(folder / f"{shard}.keras")
+@pytest.mark.parametrize("kind", server_worker_names.KINDS, ids=" ".join)
+def test_variables_are_split_and_files_are_whole(found, folder, kind):
+    servers, shard = kind
+    count = server_worker_names.SERVERS[servers]
+    loaded = keras.models.load_model(folder / f"{' '.join(kind)}.keras")
     for worker in found:
-        assert_same("saved", loaded.get_weights(), worker[f"{shard} saved"], 0)
+        made = worker[kind]
+        assert made["parts"] == [count if shard == "parameters" else 1, count]
+        assert_same("saved", loaded.get_weights(), made["weights"], 0)
+        assert_same("called", made["predicted"], loaded(training.X))
     model = training.compiled(training.mlp())
-    assert km.ShardedCheckpoint(folder / shard).restore(model) == 4
+    assert km.ShardedCheckpoint(folder / " ".join(kind)).restore(model) == 4
     assert_same("checkpoint", model.get_weights(), loaded.get_weights(), 0)

@@ -14,6 +14,12 @@ import training
 from parity import assert_same
 
 WORKERS = {"workers": 2, "devices": 1}
+# With "servers" each worker has a part of every weight, and none has it whole.
+STRATEGIES = pytest.mark.parametrize("strategy", ["mirrored", "servers"])
+
+
+def chosen(strategy):
+    return {"SERVERS": "1"} if strategy == "servers" else {}
 
 
 @pytest.fixture
@@ -21,9 +27,9 @@ def start(tmp_path):
     """Starts two workers in trouble; none outlives the test."""
     started = []
 
-    def start(*arguments):
+    def start(*arguments, **more):
         workers = cluster.Cluster(
-            "fault_worker.py", tmp_path, arguments=arguments, **WORKERS
+            "fault_worker.py", tmp_path, arguments=arguments, **WORKERS, more=more
         )
         started.append(workers)
         return workers
@@ -44,9 +50,12 @@ def results(folder, name, **options):
     return cluster.results("fault_worker.py", folder, **options)
 
 
-@pytest.mark.parametrize("victim", [0, 1], ids=["chief", "worker"])
-def test_a_killed_worker_ends_the_other(start, victim):
-    workers = start("killed", str(victim))
+@pytest.mark.parametrize(
+    ("victim", "strategy"),
+    [(0, "mirrored"), (1, "mirrored"), (1, "servers")],
+)
+def test_a_killed_worker_ends_the_other(start, victim, strategy):
+    workers = start("killed", str(victim), **chosen(strategy))
     assert workers.processes[victim].wait(timeout=90) == -9
     begin = time.monotonic()
     code = workers.wait(40)[1 - victim]
@@ -79,8 +88,17 @@ def test_one_worker_stops_all_after_the_same_epoch(tmp_path):
     assert results(tmp_path, "stops_at_epoch") == [{"epochs": 3}] * 2
 
 
-def test_one_worker_stops_all_after_the_same_batch(tmp_path):
-    assert results(tmp_path, "stops_at_batch") == [{"iterations": 3 + 2}] * 2
+@STRATEGIES
+def test_one_worker_stops_all_after_the_same_batch(tmp_path, strategy):
+    chief, other = results(tmp_path, "stops_at_batch", more=chosen(strategy))
+    assert chief["iterations"] == other["iterations"] == 3 + 2
+    training.keras.utils.set_random_seed(7)
+    model = training.compiled(training.mlp())
+    stop = training.StopsAfter(3 + 2)
+    x, y = training.X[:24], training.Y[:24]
+    model.fit(x, y, batch_size=8, epochs=5, verbose=0, callbacks=[stop])
+    for worker in (chief, other):
+        assert_same("weights", worker["weights"], model.get_weights())
 
 
 def test_the_chief_alone_writes(tmp_path):
@@ -98,11 +116,24 @@ def test_the_chief_alone_writes(tmp_path):
     }
 
 
-def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path):
-    chief, other = results(tmp_path, "errors_of_one")
+# What both find out together.
+TOGETHER = (
+    "rows",
+    "evaluate",
+    "predict",
+    "steps",
+    "run_eagerly",
+    "callbacks",
+    "dtypes",
+)
+
+
+@STRATEGIES
+def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path, strategy):
+    chief, other = results(tmp_path, "errors_of_one", more=chosen(strategy))
     for name, said in chief["heard"].items():
         heard = other["heard"][name]
-        if name in ("rows", "evaluate", "predict", "steps", "dtypes"):
+        if name in TOGETHER:
             assert said == heard and said.startswith("WorkersDifferError"), said
         else:
             assert said.startswith("WorkerFailedError: "), (name, said)
@@ -114,6 +145,8 @@ def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path):
             in (chief["heard"][name])
         )
     assert "must bring the same step" in chief["heard"]["steps"]
+    assert "a step that is not compiled" in chief["heard"]["run_eagerly"]
+    assert "worker 0: ConsistencyCheck; worker 1: none" in chief["heard"]["callbacks"]
     assert "worker 1: int32[8, 6]" in chief["heard"]["dtypes"]
     assert chief["ended"] == other["ended"] == [signal.SIGTERM] * 2
     # As in plain Keras, the first batch is trained on.
@@ -143,24 +176,26 @@ CHIEF_KILLED = (["--max-restarts", "1"], "worker 0 failed first")
 
 
 @pytest.mark.parametrize(
-    ("program", "options", "text", "batches"),
+    ("program", "options", "text", "batches", "strategy"),
     [
-        ("preempted", [], "worker 1 got SIGTERM", [0, 1, 2]),
-        ("killed_between_backups", *KILLED, [0, 1, 0, 1, 2]),
-        ("killed_after_a_backup", *KILLED, [0, 1, 2]),
-        ("killed_at_epoch_end", *KILLED, [0, 1, 2, 2]),
-        ("killed_while_saving", *CHIEF_KILLED, None),
+        ("preempted", [], "worker 1 got SIGTERM", [0, 1, 2], "mirrored"),
+        ("preempted", [], "worker 1 got SIGTERM", [0, 1, 2], "servers"),
+        ("killed_between_backups", *KILLED, [0, 1, 0, 1, 2], "mirrored"),
+        ("killed_after_a_backup", *KILLED, [0, 1, 2], "mirrored"),
+        ("killed_after_a_backup", *KILLED, [0, 1, 2], "servers"),
+        ("killed_at_epoch_end", *KILLED, [0, 1, 2, 2], "mirrored"),
+        ("killed_while_saving", *CHIEF_KILLED, None, "mirrored"),
     ],
 )
 def test_a_restarted_job_ends_with_the_weights_of_an_unbroken_one(
-    tmp_path, program, options, text, batches
+    tmp_path, program, options, text, batches, strategy
 ):
     script = str(cluster.HERE / "fault_worker.py")
     launch = [sys.executable, "-m", "keras_mirror", "launch", "--workers", "2"]
     launch += ["--devices-per-worker", "1", *options]
     done = subprocess.run(
         [*launch, script, str(tmp_path), program],
-        env=cluster.environment(1),
+        env=cluster.environment(1) | chosen(strategy),
         capture_output=True,
         text=True,
         timeout=200,

@@ -259,6 +259,45 @@ def large_blocks():
     return {"weights": model.get_weights()}
 
 
+class StopsAfter(keras.callbacks.Callback):
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        self.model.stop_training = not self.left
+
+
+class Looks(keras.callbacks.Callback):
+    """Keeps the weights after each batch; of two workers each looks at every other."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def on_train_batch_end(self, batch, logs=None):
+        strategy = km.get_strategy()
+        if strategy is None or batch % 2 == strategy.worker_index:
+            self.seen[batch] = self.model.get_weights()
+
+
+def looks_of_one_worker():
+    """What one worker alone sees between two steps is what the next one changes."""
+    looks, model, again = Looks(), compiled(mlp()), compiled(mlp())
+    again.set_weights(model.get_weights())
+    model.fit(**DATA["arrays"](), verbose=0, callbacks=[looks])
+    assert looks.seen
+    for batch, (x, y) in enumerate(batches()):
+        again.train_on_batch(x, y)
+        if batch in looks.seen:
+            for seen, weight in zip(
+                looks.seen[batch], again.get_weights(), strict=True
+            ):
+                np.testing.assert_allclose(seen, weight, atol=1e-5)
+    return {"weights": model.get_weights()}
+
+
 def rate_on_one_worker():
     """What one worker's callback decides: two that stand on different workers."""
     callbacks = [
@@ -288,6 +327,7 @@ PROGRAMS = {
     "odd parts": odd_parts,
     "large blocks": large_blocks,
     "rate on one worker": rate_on_one_worker,
+    "looks of one worker": looks_of_one_worker,
 }
 
 
