@@ -62,8 +62,11 @@ def _report(worker: Worker) -> str:
     if worker.failure is not None:
         what, lines = "error", worker.failure.text.splitlines()
     said = "".join(f"\n  | {line}" for line in lines)
+    lost = ""
+    if worker.lost_first is not None:
+        lost = f"{worker.lost_first} was gone, and so "
     return (
-        f"worker {worker.rank} failed first: host {socket.gethostname()}, pid "
+        f"{lost}worker {worker.rank} failed first: host {socket.gethostname()}, pid "
         f"{worker.pid}, {in_words(code)}{where}\n  its {what}:{said}"
     )
 
@@ -143,11 +146,24 @@ class _Attempt:
         if not failed:
             return None
         # The end of a connection is the end of another worker.
-        causes = [w for w in failed if not w.has_lost_another()] or list(failed)
-        first = min(causes, key=failed.__getitem__)
+        causes = [w for w in failed if not w.has_lost_another()]
+        first = min(causes or failed, key=failed.__getitem__)
+        if not causes:
+            first.lost_first = self._lost_by(first)
         # One that has raised may wait for the others until they are gone.
         self._wait(self._config.grace_seconds, [first])
         return first
+
+    def _lost_by(self, worker: Worker) -> str | None:
+        """Who ended without an error, or stands still, where that ended a worker."""
+        others = [other for other in self._workers if other is not worker]
+        ended = [f"worker {o.rank} (exit code 0)" for o in others if o.exit_code == 0]
+        silent = [
+            f"worker {other.rank} (pid {other.pid}, which stands still)"
+            for other in others
+            if other.exit_code is None and other.rank in worker.lost()
+        ]
+        return " and ".join(ended + silent) or None
 
     def _pass_on(self, number: int) -> Worker | None:
         """Gives the workers the signal, and the time to save and end."""

@@ -20,6 +20,9 @@ _KEPT_LINES = 200
 _LOST = re.compile(
     r"gloo.*connection (reset|closed) by peer", re.IGNORECASE | re.DOTALL
 )
+# What its runtime says before it ends a process since it hears nothing of others.
+_DEAD = "another task died"
+_SILENT = re.compile(r"stopped sending heartbeats\)?:?\s*((?:\d+[,\s]*)+)")
 
 
 class Worker:
@@ -43,6 +46,8 @@ class Worker:
     ):
         self.rank = rank
         self.failure: failure.Failure | None = None
+        # What ended it, where it was no worker that failed.
+        self.lost_first: str | None = None
         self._record = record
         self.log = log
         self.ended_at: float | None = None
@@ -82,8 +87,16 @@ class Worker:
         return self.ended_at if self.exit_code else None
 
     def has_lost_another(self) -> bool:
-        """Whether it raised since the connection to another worker has ended."""
-        return self.failure is not None and bool(_LOST.search(self.failure.text))
+        """Whether it has ended since another worker was gone."""
+        if self.failure is not None:
+            return bool(_LOST.search(self.failure.text))
+        is_aborted = self.exit_code == -signal.SIGABRT
+        return is_aborted and any(_DEAD in line for line in self.lines)
+
+    def lost(self) -> set[int]:
+        """The ranks of those that it has heard nothing of."""
+        found = _SILENT.search("\n".join(self.lines))
+        return set(map(int, re.findall(r"\d+", found[1]))) if found else set()
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker and to what it has started."""

@@ -52,6 +52,22 @@ def lose_each_other():
     os.abort()
 
 
+def lose_a_silent_one():
+    """JAX's runtime ends worker 0, since it hears nothing of worker 1."""
+    if rank == 0:
+        print(
+            "Terminating process because the JAX distributed service detected fatal "
+            "errors. This most likely indicates that another task died; [...] The "
+            "following tasks are unhealthy (stopped sending heartbeats):\n1\nThe tasks "
+            "have crashed.",
+            flush=True,
+        )
+        time.sleep(0.5)
+        os.abort()
+    if sys.argv[2] == "waits":
+        time.sleep(60)
+
+
 def be_killed():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

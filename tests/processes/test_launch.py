@@ -96,6 +96,18 @@ def test_a_lost_connection_is_not_the_cause(tmp_path):
     assert "worker 1 failed first" in done.stderr and "SIGABRT" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("waits", r"\(pid \d+, which stands still\)"), ("ends", r"\(exit code 0\)")],
+)
+def test_a_worker_that_nobody_hears_of_is_the_cause(end, said):
+    done = launched("lose_a_silent_one", end)
+    assert done.returncode == 128 + signal.SIGABRT
+    cause = done.stderr.partition("keras-mirror launch: error: ")[2]
+    text = rf"worker 1 {said} was gone, and so worker 0 failed first"
+    assert re.match(text, cause), cause
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_ends_the_others():
     start = time.monotonic()
     done = launched("be_killed")
