@@ -69,6 +69,21 @@ def holding_what_is_purged(original: Callable[..., Any]) -> Callable[..., Any]:
     return purge
 
 
+def noting_what_is_handed_out(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `jax_state_sync`: what is set afterwards, on one worker alone, is seen."""
+
+    @functools.wraps(original)
+    def sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        was_there = getattr(self, "_jax_state_synced", True)
+        result = original(self, *args, **kwargs)
+        step = None if was_there else _step_of(self, "train")
+        if step is not None and _context.has_many_workers(step.strategy):
+            step.handed_out = _engine.load().references(self)
+        return result
+
+    return sync
+
+
 def _recover(
     model: Any, target: Any, error: BaseException, used_callbacks: Any
 ) -> None:
@@ -76,7 +91,8 @@ def _recover(
     if not isinstance(target, Strategy):
         return
     _end_steps(model, error)
-    model.jax_state_sync()
+    if hasattr(model, "jax_state_sync"):
+        model.jax_state_sync()
     theirs = (
         errors.WorkersDifferError,
         errors.WorkerFailedError,

@@ -78,8 +78,20 @@ class KerasInternals(Protocol):
         """Whether training runs Keras' own `train_step` and `compute_loss`."""
         ...
 
+    def is_built(self, model: Any, kind: str) -> bool:
+        """Whether a step of this kind makes no more variables."""
+        ...
+
+    def build(self, model: Any, data: Any) -> None:
+        """Makes all variables of a model, from the shapes of a batch."""
+        ...
+
     def has_batch_norm(self, model: Any) -> bool:
         """Whether the model has a layer with statistics of the batch."""
+        ...
+
+    def batch_norm_variables(self, model: Any) -> set[int]:
+        """The ids of the moving statistics of its layers of that kind."""
         ...
 
     def state_variables(self, model: Any, parts: int) -> list[list[Any]]:

@@ -11,7 +11,10 @@ import keras
 from keras_mirror import errors
 
 # Keras backend -> module that has an `engine` object.
-BACKENDS = {"jax": "keras_mirror._jax.engine"}
+BACKENDS = {
+    "jax": "keras_mirror._jax.engine",
+    "tensorflow": "keras_mirror._tensorflow.engine",
+}
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,10 @@ class Engine(Protocol):
 
     def take_from_chief(self, model: Any) -> None:
         """Gives every worker the chief's variables of a model."""
+        ...
+
+    def references(self, model: Any) -> dict[int, Any]:
+        """The arrays that the variables of a model hold, weakly, by variable's id."""
         ...
 
     def share_random_state(self) -> None:

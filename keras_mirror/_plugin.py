@@ -22,6 +22,7 @@ from keras_mirror._calls import (
     call_under_strategy,
     holding_what_is_purged,
     make_function,
+    noting_what_is_handed_out,
 )
 from keras_mirror.optimizer import DistributedOptimizer
 from keras_mirror.strategies import Strategy
@@ -283,9 +284,9 @@ def _wrapped_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
             name = f"on_{kind}_batch_{side}"
             wrap = callbacks.heard_or_spared(name)
             names.append((CallbackList, name, wrap, "calls that nobody listens to"))
-    if keras.config.backend() == "jax":
-        names += _jax_names()
-    return names
+    make_names = {"jax": _jax_names, "tensorflow": _tensorflow_names}
+    found = make_names.get(keras.config.backend())
+    return names if found is None else names + found()
 
 
 def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
@@ -304,11 +305,25 @@ def _jax_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
         (trainer, "_distribute_data", _distribute_data, "no batch whole on a device"),
     ]
     cls = trainer.JAXTrainer
+    name, why = "jax_state_sync", "what a callback sets is seen"
+    names.append((cls, name, noting_what_is_handed_out, why))
+    name, why = "_purge_model_variables", "Ctrl-C leaves the model its variables"
+    names.append((cls, name, holding_what_is_purged, why))
+    return names + _calls_of(cls)
+
+
+def _tensorflow_names() -> list[tuple[Any, str, Callable[[Any], Any], str]]:
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    return _calls_of(TensorFlowTrainer)
+
+
+def _calls_of(cls: Any) -> list[tuple[Any, str, Callable[[Any], Any], str]]:
+    """What every backend's trainer has."""
+    names: list[tuple[Any, str, Callable[[Any], Any], str]] = []
     for kind in ("train", "test", "predict"):
         name = f"make_{kind}_function"
         names.append((cls, name, make_function(kind), "the step that runs"))
-    name, why = "_purge_model_variables", "Ctrl-C leaves the model its variables"
-    names.append((cls, name, holding_what_is_purged, why))
     for name in (
         "fit",
         "evaluate",
@@ -333,18 +348,38 @@ class _Internals:
     )
 
     def has_default_step(self, model: Any) -> bool:
-        from keras.src.backend.jax.trainer import JAXTrainer
+        from keras.src.models.model import Trainer
 
         return all(
-            getattr(getattr(model, name), "__func__", None) is getattr(JAXTrainer, name)
+            getattr(getattr(model, name), "__func__", None) is getattr(Trainer, name)
             for name in self._STEP
+            if hasattr(Trainer, name)
         )
+
+    def is_built(self, model: Any, kind: str) -> bool:
+        layers = all(layer.built for layer in model._flatten_layers())
+        if kind == "predict":
+            return layers
+        needed = [model._compile_loss, model._compile_metrics]
+        if kind == "train":
+            needed.append(model.optimizer)
+        return layers and all(each is None or each.built for each in needed)
+
+    def build(self, model: Any, data: Any) -> None:
+        model._symbolic_build(data_batch=data)
 
     def has_batch_norm(self, model: Any) -> bool:
         from keras.src.layers import BatchNormalization
 
         layers = model._flatten_layers()
         return any(isinstance(layer, BatchNormalization) for layer in layers)
+
+    def batch_norm_variables(self, model: Any) -> set[int]:
+        from keras.src.layers import BatchNormalization
+
+        layers = model._flatten_layers()
+        found = [layer for layer in layers if isinstance(layer, BatchNormalization)]
+        return {id(v) for layer in found for v in layer.non_trainable_variables}
 
     def state_variables(self, model: Any, parts: int) -> list[list[Any]]:
         groups = [model.trainable_variables, model.non_trainable_variables]

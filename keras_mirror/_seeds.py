@@ -12,7 +12,7 @@ def is_seed(variable: Any) -> bool:
     return (
         variable.name == "seed_generator_state"
         and tuple(variable.shape) == (2,)
-        and str(variable.dtype) == "uint32"
+        and str(variable.dtype) in ("uint32", "int64")  # JAX, TensorFlow
     )
 
 

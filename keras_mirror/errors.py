@@ -84,6 +84,16 @@ class UnsupportedBackendError(KerasMirrorError, RuntimeError):
         )
 
 
+class UnsupportedOnBackendError(KerasMirrorError, NotImplementedError):
+    """What runs on another backend only."""
+
+    def __init__(self, what: str):
+        super().__init__(
+            f"{what} does not run on the TensorFlow backend yet. Received: a call of "
+            "it there. Set KERAS_BACKEND=jax before keras is imported."
+        )
+
+
 class MixedDistributionError(KerasMirrorError, RuntimeError):
     """A strategy and a `keras.distribution` of another kind at once."""
 

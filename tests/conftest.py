@@ -1,4 +1,6 @@
-"""The environment of every test: the JAX backend on four virtual CPU devices.
+"""The environment of every test: four virtual CPU devices, on the JAX backend.
+
+With `KERAS_BACKEND=tensorflow` the same tests run there (processes/test_tensorflow.py).
 
 Set before Keras or JAX is imported, and inherited by the processes that tests
 start. A test that needs another backend or device count runs in a process of
@@ -22,3 +24,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 if DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} {DEVICE_COUNT_FLAG}=4 {QUICK_FLAG}".strip()
+
+if os.environ["KERAS_BACKEND"] == "tensorflow":
+    import tensorflow as tf
+
+    four = [tf.config.LogicalDeviceConfiguration()] * 4
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, four)

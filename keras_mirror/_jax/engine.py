@@ -71,6 +71,9 @@ class JaxEngine:
     def take_from_chief(self, model: Any) -> None:
         state.take_from_chief(state.model_variables(model))
 
+    def references(self, model: Any) -> dict[int, Any]:
+        return state.references(state.model_variables(model))
+
     def share_random_state(self) -> None:
         processes.share_random_state()
 

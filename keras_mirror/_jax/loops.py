@@ -1,9 +1,11 @@
 """What Keras calls as `model.train_function`: steps over an iterator."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from keras_mirror._jax.batch import Batches
+from keras_mirror._jax.state import digest
 from keras_mirror._jax.steps import StepFunction
 
 
@@ -42,7 +44,12 @@ def over_iterator(
                     data = take()
                 else:
                     data = together.take(
-                        take, part, nth=_next_number(iterator), is_first=number == 0
+                        take,
+                        part,
+                        nth=_next_number(iterator),
+                        is_first=number == 0,
+                        set_anew=step.set_anew(state),
+                        digest=functools.partial(digest, state),
                     )
             except BaseException as error:
                 is_end = isinstance(error, StopIteration)

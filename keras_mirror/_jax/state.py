@@ -1,5 +1,7 @@
 """Where variables and step state live: moving them onto a mesh and back."""
 
+import hashlib
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -219,6 +221,31 @@ def lay_out(variables: Iterable[Any], distribution: Any) -> None:
         variable._layout = None
         variable._layout = distribution.get_variable_layout(variable)
         variable.assign(value)
+
+
+def references(variables: Iterable[Any]) -> dict[int, Any]:
+    """The arrays that variables hold, weakly, by the variable's id."""
+    return {id(v): weakref.ref(value) for v, value in _values(variables)}
+
+
+def set_anew(
+    groups: list[list[Any]], values: Any, handed_out: dict[int, Any]
+) -> list[list[int]]:
+    """Part and place of the values that are others than those handed out."""
+    return [
+        [k, place]
+        for k, (variables, part) in enumerate(zip(groups, values, strict=True))
+        for place, (variable, value) in enumerate(zip(variables, part, strict=True))
+        if id(variable) in handed_out and handed_out[id(variable)]() is not value
+    ]
+
+
+def digest(state: Any, places: list[list[int]]) -> str:
+    """A checksum of these values of a state."""
+    found = hashlib.blake2b(digest_size=8)
+    for k, place in places:
+        found.update(np.ascontiguousarray(np.asarray(state[k][place])).tobytes())
+    return found.hexdigest()
 
 
 def take_from_chief(variables: Iterable[Any]) -> None:

@@ -23,6 +23,8 @@ from keras_mirror._jax.batch import StepBatch, flatten, is_sparse, prepare
 from keras_mirror._jax.mesh import from_own_rows
 from keras_mirror._jax.preemption import is_asked_to_leave
 
+# Part and place of variables.
+Places = Sequence[Sequence[int]]
 Shapes = list[tuple[tuple[int, ...], str]]
 
 
@@ -92,7 +94,14 @@ class WorkerBatches:
         self._trained = trained
 
     def take(
-        self, take: Callable[[], Any], part: Part | None, *, nth: int, is_first: bool
+        self,
+        take: Callable[[], Any],
+        part: Part | None,
+        *,
+        nth: int,
+        is_first: bool,
+        set_anew: Places = (),
+        digest: Callable[[list[Any]], str] = str,
     ) -> Any:
         """The next batch of all workers.
 
@@ -102,6 +111,9 @@ class WorkerBatches:
                 batch, which all have.
             nth: Its number in this data, from 1, for errors.
             is_first: Whether it is the first of those that one call takes.
+            set_anew: Part and place of the variables that this worker has set since
+                the last step.
+            digest: Makes a checksum of variables, given their parts and places.
 
         Raises:
             StopIteration: No worker has one.
@@ -117,14 +129,27 @@ class WorkerBatches:
             except StopIteration:
                 data = None
             may_leave = self._trained is not None and is_first
-            batch = self._meet(data, part, what, may_leave=may_leave)
+            batch = self._meet(data, part, what, set_anew, digest, may_leave=may_leave)
+            set_anew = ()
         return batch
 
-    def _meet(self, data: Any, part: Part | None, what: str, *, may_leave: bool) -> Any:
+    def _meet(
+        self,
+        data: Any,
+        part: Part | None,
+        what: str,
+        own: Places,
+        digest: Callable[[list[Any]], str],
+        *,
+        may_leave: bool,
+    ) -> Any:
         """One global batch; None where it would have no rows."""
         shapes = None if data is None else _shapes(data)
         mine = [shapes, _checksum(data, part), is_asked_to_leave(), self._wants_stop()]
-        found, sums, leave, stop = zip(*processes.exchange(mine, what), strict=True)
+        told = processes.exchange([*mine, list(own)], what)
+        found, sums, leave, stop, anew = zip(*told, strict=True)
+        if any(anew):
+            _check_set_alike(anew, digest)
         if any(stop):
             self._trained.stop_training = True
             raise TrainingStopped
@@ -176,6 +201,18 @@ class WorkerBatches:
             self._mesh,
         )
         return StepBatch(whole.data, whole.rows, whole.is_even, own)
+
+
+def _check_set_alike(anew: Sequence[Any], digest: Callable[[list[Any]], str]) -> None:
+    """Variables that were set between two steps must have been on all workers."""
+    places = sorted({tuple(place) for own in anew for place in own})
+    told = processes.exchange(digest(places), "variables set between two steps")
+    if len(set(told)) > 1:
+        words = [
+            f"{len(own)} set between two steps, checksum {of}"
+            for own, of in zip(anew, told, strict=True)
+        ]
+        raise errors.WorkersDifferError("variables", words)
 
 
 def _on_host(leaf: Any) -> np.ndarray | None:

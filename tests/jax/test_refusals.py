@@ -423,7 +423,7 @@ def test_a_train_function_of_ones_own_is_kept():
     assert len(called) == 3
 
 
-@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize("backend", ["torch"])
 def test_an_unsupported_backend_is_named(backend):
     program = (
         "import keras, keras_mirror as km\n"

@@ -22,6 +22,7 @@ def other(shapes=((4, 2), "float32"), *, checksum=None, leaves=False, stops=Fals
         mine[1] if checksum is None else checksum,
         leaves,
         stops,
+        [],  # it has set no variables
     ]
 
 

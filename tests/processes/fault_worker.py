@@ -235,6 +235,16 @@ def preempted():
     return breaks_off(terminate)
 
 
+def zeros(model):
+    model.set_weights([0 * weight for weight in model.get_weights()])
+
+
+def set_and_set_back(model):
+    weights = model.get_weights()
+    zeros(model)
+    model.set_weights(weights)
+
+
 def attempt(function):
     try:
         function()
@@ -306,6 +316,12 @@ def errors_of_one():
         "predict": attempt(lambda: built.predict(X[:rows], batch_size=8)),
         "steps": attempt(lambda: fit(other_loss, epochs=1)),
         "run_eagerly": attempt(lambda: fit(by_hand, epochs=1)),
+        "weights": attempt(
+            lambda: fit(built, epochs=3, callbacks=[At(1, zeros, epoch=1)])
+        ),
+        "a weight": attempt(
+            lambda: fit(built, epochs=3, callbacks=[At(0, zeros, batch=1)])
+        ),
         "callbacks": attempt(lambda: fit(built, epochs=1, callbacks=alone)),
         "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
     }
@@ -319,6 +335,7 @@ def errors_of_one():
         before = int(built.optimizer.iterations)
         fit(built, epochs=3, callbacks=[On(name, stop)])
         stopped[name] = int(built.optimizer.iterations) - before
+    fit(built, epochs=3, callbacks=[At(1, set_and_set_back, epoch=1)])
     fit(built, epochs=1)
     weights = built.get_weights()
     return {"heard": heard, "stopped": stopped, "ended": ended, "weights": weights}

@@ -124,6 +124,8 @@ TOGETHER = (
     "steps",
     "run_eagerly",
     "callbacks",
+    "weights",
+    "a weight",
     "dtypes",
 )
 
@@ -145,6 +147,8 @@ def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path, strategy):
             in (chief["heard"][name])
         )
     assert "must bring the same step" in chief["heard"]["steps"]
+    assert "worker 0: 0 set between two steps" in chief["heard"]["weights"]
+    assert "worker 1: 0 set between two steps" in chief["heard"]["a weight"]
     assert "a step that is not compiled" in chief["heard"]["run_eagerly"]
     assert "worker 0: ConsistencyCheck; worker 1: none" in chief["heard"]["callbacks"]
     assert "worker 1: int32[8, 6]" in chief["heard"]["dtypes"]

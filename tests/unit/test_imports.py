@@ -18,6 +18,7 @@ EDGES = {
     "cluster": {"cluster", "errors"},
     "callbacks": {"callbacks", "_context", "_engine", "_seeds", "errors"},
     "_jax": {"_jax", "_context", "_engine", "_seeds", "cluster", "errors"},
+    "_tensorflow": {"_tensorflow", "_context", "_engine", "_seeds", "errors"},
     "optimizer": {"_context", "_engine", "errors"},
     "strategies": {"strategies", "display", "cluster", "_context", "_engine", "errors"},
     "worker_data": {"worker_data", "_engine", "errors"},
