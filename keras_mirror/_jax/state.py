@@ -230,18 +230,18 @@ def references(variables: Iterable[Any]) -> dict[int, Any]:
 
 def set_anew(
     groups: list[list[Any]], values: Any, handed_out: dict[int, Any]
-) -> list[list[int]]:
-    """Part and place of the values that are others than those handed out."""
+) -> list[list[Any]]:
+    """Part, place and path of the variables whose values are not those handed out."""
     return [
-        [k, place]
+        [k, place, variable.path]
         for k, (variables, part) in enumerate(zip(groups, values, strict=True))
         for place, (variable, value) in enumerate(zip(variables, part, strict=True))
         if id(variable) in handed_out and handed_out[id(variable)]() is not value
     ]
 
 
-def digest(state: Any, places: list[list[int]]) -> str:
-    """A checksum of these values of a state."""
+def digest(state: Any, places: list[Any]) -> str:
+    """A checksum of the values of a state at these parts and places."""
     found = hashlib.blake2b(digest_size=8)
     for k, place in places:
         found.update(np.ascontiguousarray(np.asarray(state[k][place])).tobytes())

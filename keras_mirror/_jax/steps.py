@@ -202,7 +202,7 @@ class StepFunction:
         """Whether the model has other variables now than those it was made for."""
         return self.layout != layout_of(self._model, self.strategy)
 
-    def set_anew(self, state: Any) -> list[list[int]]:
+    def set_anew(self, state: Any) -> list[list[Any]]:
         """Which values of a state were set since Keras has seen the variables.
 
         Metrics are left out: Keras resets them at each epoch.

@@ -23,8 +23,8 @@ from keras_mirror._jax.batch import StepBatch, flatten, is_sparse, prepare
 from keras_mirror._jax.mesh import from_own_rows
 from keras_mirror._jax.preemption import is_asked_to_leave
 
-# Part and place of variables.
-Places = Sequence[Sequence[int]]
+# Part, place and path of variables.
+Places = Sequence[Sequence[Any]]
 Shapes = list[tuple[tuple[int, ...], str]]
 
 
@@ -111,8 +111,8 @@ class WorkerBatches:
                 batch, which all have.
             nth: Its number in this data, from 1, for errors.
             is_first: Whether it is the first of those that one call takes.
-            set_anew: Part and place of the variables that this worker has set since
-                the last step.
+            set_anew: Part, place and path of the variables that this worker has set
+                since the last step.
             digest: Makes a checksum of variables, given their parts and places.
 
         Raises:
@@ -205,12 +205,13 @@ class WorkerBatches:
 
 def _check_set_alike(anew: Sequence[Any], digest: Callable[[list[Any]], str]) -> None:
     """Variables that were set between two steps must have been on all workers."""
-    places = sorted({tuple(place) for own in anew for place in own})
+    places = sorted({(k, place) for own in anew for k, place, _ in own})
     told = processes.exchange(digest(places), "variables set between two steps")
     if len(set(told)) > 1:
         words = [
-            f"{len(own)} set between two steps, checksum {of}"
-            for own, of in zip(anew, told, strict=True)
+            f"{', '.join(path for *_, path in own[:3]) or 'none'} "
+            f"({len(own)} set between two steps)"
+            for own in anew
         ]
         raise errors.WorkersDifferError("variables", words)
 

@@ -18,11 +18,10 @@ import tensorflow as tf
 
 from keras_mirror import _context
 from keras_mirror._seeds import is_seed
+from keras_mirror._tensorflow.entered import Entered
 from keras_mirror._tensorflow.losses import ReplicaHooks, SynchronizedHooks
 
 _log = logging.getLogger("keras_mirror")
-# 2**32 over the golden ratio: consecutive replicas get far-away seeds.
-_STRIDE = 0x9E3779B9
 _TOLERANCE = 1e-4
 
 
@@ -165,13 +164,13 @@ class StepFunction:
 
     def _why_rows_mix(self, data: Any) -> str | None:
         """Whether rows depend on each other, by trying it out without training."""
-        whole = tf.nest.flatten(self.tried(data))
         try:
+            whole = tf.nest.flatten(self.tried(data))
             divided = tf.nest.flatten(self.tried_in_replicas(data))
         except Exception as error:  # noqa: BLE001  a user's code on other batch sizes
-            return f"whole: it cannot be divided ({str(error).splitlines()[0]})"
-        pairs = zip(whole, divided, strict=True)
-        if all(_are_close(found, expected) for expected, found in pairs):
+            first = str(error).partition("\n")[0]
+            return f"whole: it cannot be divided ({first})"
+        if len(whole) == len(divided) and all(map(_are_close, divided, whole)):
             return None
         return "whole: a row's outputs, or its loss, depend on other rows"
 
@@ -206,67 +205,6 @@ def _are_close(found: Any, expected: Any) -> bool:
     is_close = tf.abs(found - expected) <= _TOLERANCE * (1 + tf.abs(expected))
     both_nan = tf.math.is_nan(found) & tf.math.is_nan(expected)
     return bool(tf.reduce_all(is_close | both_nan))
-
-
-class _Entered:
-    """The state that a replica starts from, and what it has made of it."""
-
-    def __init__(self, model: Any, index: Any):
-        self.trainable = [tf.identity(v.value) for v in model.trainable_variables]
-        self._index = index
-        self.variables = [*model.non_trainable_variables, *model.metrics_variables]
-        self._entered = [self._enter(v) for v in self.variables]
-        pairs = zip(model.trainable_variables, self.trainable, strict=True)
-        self.mapping = [*pairs, *zip(self.variables, self._entered, strict=True)]
-
-    def _enter(self, variable: Any) -> Any:
-        value = tf.identity(variable.value)
-        if is_seed(variable):
-            return value + self._offset()
-        if variable.aggregation == "sum":
-            # So that the sum is right whether a replica adds to it or sets it anew.
-            return tf.where(self._is_first(), value, tf.zeros_like(value))
-        return value
-
-    def _is_first(self) -> Any:
-        return tf.equal(self._index, 0)
-
-    def _offset(self) -> Any:
-        shift = tf.cast(self._index, "int64") * _STRIDE % 2**32
-        return tf.stack([shift, tf.zeros((), "int64")])
-
-    def left(self, scope: Any) -> dict[int, Any]:
-        """The values that have changed, by place, as they are to be added up."""
-        found = {}
-        for place, (variable, old) in enumerate(
-            zip(self.variables, self._entered, strict=True)
-        ):
-            new = scope.get_current_value(variable)
-            if new is None or new is old:
-                continue
-            new = tf.convert_to_tensor(new)
-            if is_seed(variable):
-                # The counter has advanced alike in all.
-                new = self._of_first(new - self._offset())
-            elif variable.aggregation == "sum":
-                pass
-            elif variable.aggregation != "only_first_replica" and (
-                new.dtype.is_floating
-            ):
-                count = tf.distribute.get_strategy().num_replicas_in_sync
-                new = new / tf.cast(count, new.dtype)
-            else:
-                new = self._of_first(new)
-            found[place] = new
-        return found
-
-    def has_other_weights(self, scope: Any) -> bool:
-        """Whether the forward pass has assigned to what it is differentiated by."""
-        pairs = self.mapping[: len(self.trainable)]
-        return any(scope.get_current_value(v) is not value for v, value in pairs)
-
-    def _of_first(self, value: Any) -> Any:
-        return tf.where(self._is_first(), value, tf.zeros_like(value))
 
 
 class TestFunction(StepFunction):
@@ -316,7 +254,7 @@ class TestFunction(StepFunction):
             index, hooks = self.replica_inputs()
             rows = _own_rows(data, index, self._count)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
-            entered = _Entered(model, index)
+            entered = Entered(model, index)
             known["variables"] = entered.variables
             with (
                 tf.GradientTape(watch_accessed_variables=False) as tape,

@@ -14,6 +14,10 @@ from parity import assert_same, compile_with, fresh, numbers, train_on_numbers
 import keras_mirror as km
 from keras_mirror import errors
 
+# Where reading has failed, tensorstore tells an event loop that Orbax has closed.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning"
+)
 LEAST = 8
 STRATEGIES = {
     "parameters": lambda: km.ParameterServerStrategy(
