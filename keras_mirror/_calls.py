@@ -77,8 +77,8 @@ def noting_what_is_handed_out(original: Callable[..., Any]) -> Callable[..., Any
         was_there = getattr(self, "_jax_state_synced", True)
         result = original(self, *args, **kwargs)
         step = None if was_there else _step_of(self, "train")
-        if step is not None and _context.has_many_workers(step.strategy):
-            step.handed_out = _engine.load().references(self)
+        if step is not None:
+            step.note_what_is_handed_out()
         return result
 
     return sync

@@ -110,6 +110,16 @@ class Part:
     example: Any = None
 
 
+def model_variables(model: Any) -> list[Any]:
+    """All variables that a step of `model` reads or writes, once each."""
+    optimizer = getattr(model, "optimizer", None)
+    found = list(model.variables)
+    found += list(getattr(model, "metrics_variables", []))
+    found += list(optimizer.variables) if optimizer is not None else []
+    unique = {id(v): v for v in found}
+    return list(unique.values())
+
+
 class Engine(Protocol):
     """The jobs of a backend. `strategy` has `devices`, `view` and `mesh`."""
 
@@ -138,10 +148,6 @@ class Engine(Protocol):
 
     def take_from_chief(self, model: Any) -> None:
         """Gives every worker the chief's variables of a model."""
-        ...
-
-    def references(self, model: Any) -> dict[int, Any]:
-        """The arrays that the variables of a model hold, weakly, by variable's id."""
         ...
 
     def share_random_state(self) -> None:

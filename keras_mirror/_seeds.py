@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 
+# 2**32 over the golden ratio: consecutive replicas get far-away seeds.
+STRIDE = 0x9E3779B9
+
 
 def is_seed(variable: Any) -> bool:
     """Whether a variable is the state of a `keras.random.SeedGenerator`."""

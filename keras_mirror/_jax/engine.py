@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from keras_mirror import _context
-from keras_mirror._engine import Estimate, Holding, Part, StepReport
+from keras_mirror._engine import Estimate, Holding, Part, StepReport, model_variables
 from keras_mirror._jax import (
     batch,
     central,
@@ -69,10 +69,7 @@ class JaxEngine:
         return jax.process_count(), jax.process_index()
 
     def take_from_chief(self, model: Any) -> None:
-        state.take_from_chief(state.model_variables(model))
-
-    def references(self, model: Any) -> dict[int, Any]:
-        return state.references(state.model_variables(model))
+        state.take_from_chief(model_variables(model))
 
     def share_random_state(self) -> None:
         processes.share_random_state()
@@ -87,7 +84,7 @@ class JaxEngine:
         return preemption.watched()
 
     def check_consistency(self, model: Any) -> None:
-        consistency.check(state.model_variables(model))
+        consistency.check(model_variables(model))
 
     def make_mesh(
         self, devices: Sequence[str], *, by_worker: bool, num_servers: int | None
@@ -95,7 +92,7 @@ class JaxEngine:
         return mesh.make_mesh(devices, by_worker=by_worker, num_servers=num_servers)
 
     def place_model(self, model: Any, strategy: Any) -> None:
-        variables = state.model_variables(model)
+        variables = model_variables(model)
         shardings = sharded.variable_shardings(model, strategy, variables)
         state.spread(variables, shardings)
 
@@ -110,10 +107,10 @@ class JaxEngine:
         return stack
 
     def bring_home(self, model: Any) -> bool:
-        return state.bring_home(state.model_variables(model))
+        return state.bring_home(model_variables(model))
 
     def lay_out(self, model: Any, distribution: Any) -> None:
-        state.lay_out(state.model_variables(model), distribution)
+        state.lay_out(model_variables(model), distribution)
 
     def train_function(self, model: Any, strategy: Any) -> Callable[..., Any]:
         binding = _context.binding_of(model)

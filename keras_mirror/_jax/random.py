@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# 2**32 over the golden ratio: consecutive replicas get far-away seeds.
-_STRIDE = np.uint32(0x9E3779B9)
+from keras_mirror._seeds import STRIDE
+
+_STRIDE = np.uint32(STRIDE)
 
 
 def _offset(replica_id: jax.Array) -> jax.Array:

@@ -162,16 +162,6 @@ def _laid_out(values: list[Any], shardings: list[NamedSharding]) -> list[jax.Arr
     return values
 
 
-def model_variables(model: Any) -> list[Any]:
-    """All variables that a step of `model` reads or writes, once each."""
-    optimizer = getattr(model, "optimizer", None)
-    found = list(model.variables)
-    found += list(getattr(model, "metrics_variables", []))
-    found += list(optimizer.variables) if optimizer is not None else []
-    unique = {id(v): v for v in found}
-    return list(unique.values())
-
-
 def _values(variables: Iterable[Any]) -> list[tuple[Any, jax.Array]]:
     # `_value` is None while a variable waits for its initializer (or was handed
     # to a step in progress); `value` would then make one up.

@@ -12,7 +12,7 @@ import jax
 import keras
 
 from keras_mirror import _context, errors
-from keras_mirror._engine import Part
+from keras_mirror._engine import Part, model_variables
 from keras_mirror._jax import (
     fingerprint,
     global_view,
@@ -31,6 +31,7 @@ from keras_mirror._jax.state import (
     on_one_device,
     place_state,
     placed,
+    references,
     set_anew,
 )
 from keras_mirror._jax.worker_batches import WorkerBatches
@@ -80,7 +81,7 @@ class StepFunction:
         # The newest state: what a call that is broken off leaves to the model.
         self.latest: PlacedState | tuple[list[Any], ...] | None = None
         # The arrays that Keras has put into the variables between two steps.
-        self.handed_out: dict[int, Any] = {}
+        self._handed_out: dict[int, Any] = {}
         # What Keras has seen last of variables that other processes have parts of.
         self._held: tuple[list[Any], ...] | None = None
         self._spans = spans_processes(self._mesh)
@@ -202,15 +203,20 @@ class StepFunction:
         """Whether the model has other variables now than those it was made for."""
         return self.layout != layout_of(self._model, self.strategy)
 
+    def note_what_is_handed_out(self) -> None:
+        """Called where Keras has put the state into the variables."""
+        if self._spans:
+            self._handed_out = references(model_variables(self._model))
+
     def set_anew(self, state: Any) -> list[list[Any]]:
         """Which values of a state were set since Keras has seen the variables.
 
         Metrics are left out: Keras resets them at each epoch.
         """
-        if isinstance(state, PlacedState) or not self.handed_out:
+        if isinstance(state, PlacedState) or not self._handed_out:
             return []
         groups = _context.internals().state_variables(self._model, self._parts)
-        return set_anew(groups[:3], state[:3], self.handed_out)
+        return set_anew(groups[:3], state[:3], self._handed_out)
 
     def worker_batches(self, what: str) -> WorkerBatches | None:
         """How batches are taken where other processes have a part of the mesh."""

@@ -7,15 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from keras_mirror import _context, errors
-from keras_mirror._engine import Estimate, Holding, Part, StepReport
+from keras_mirror._engine import Estimate, Holding, Part, StepReport, model_variables
 from keras_mirror._tensorflow import devices, loops, steps
-
-
-def _variables(model: Any) -> list[Any]:
-    found = list(model.variables) + list(getattr(model, "metrics_variables", []))
-    if getattr(model, "optimizer", None) is not None:
-        found += list(model.optimizer.variables)
-    return list({id(v): v for v in found}.values())
 
 
 class TensorFlowEngine:
@@ -37,9 +30,6 @@ class TensorFlowEngine:
 
     def take_from_chief(self, model: Any) -> None:
         """There is one process."""
-
-    def references(self, model: Any) -> dict[int, Any]:
-        return {}
 
     def share_random_state(self) -> None:
         """There is one process."""
@@ -65,7 +55,7 @@ class TensorFlowEngine:
 
     def place_model(self, model: Any, strategy: Any) -> None:
         home = steps.home_of(strategy)
-        for variable in _variables(model):
+        for variable in model_variables(model):
             value = getattr(variable, "_value", None)
             if isinstance(value, tf.Variable) and not devices.same_place(value, home):
                 variable._value = devices.moved(value, home)

@@ -4,10 +4,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_mirror._seeds import is_seed
+from keras_mirror._seeds import STRIDE, is_seed
 
-# 2**32 over the golden ratio: consecutive replicas get far-away seeds.
-_STRIDE = 0x9E3779B9
+
+def other_variables(model: Any) -> list[Any]:
+    """What a step of `model` may change beside weights and slots."""
+    return [*model.non_trainable_variables, *model.metrics_variables]
 
 
 class Entered:
@@ -16,10 +18,10 @@ class Entered:
     def __init__(self, model: Any, index: Any):
         self.trainable = [tf.identity(v.value) for v in model.trainable_variables]
         self._index = index
-        self.variables = [*model.non_trainable_variables, *model.metrics_variables]
-        self._entered = [self._enter(v) for v in self.variables]
+        self._variables = other_variables(model)
+        self._entered = [self._enter(v) for v in self._variables]
         pairs = zip(model.trainable_variables, self.trainable, strict=True)
-        self.mapping = [*pairs, *zip(self.variables, self._entered, strict=True)]
+        self.mapping = [*pairs, *zip(self._variables, self._entered, strict=True)]
 
     def _enter(self, variable: Any) -> Any:
         value = tf.identity(variable.value)
@@ -34,14 +36,14 @@ class Entered:
         return tf.equal(self._index, 0)
 
     def _offset(self) -> Any:
-        shift = tf.cast(self._index, "int64") * _STRIDE % 2**32
+        shift = tf.cast(self._index, "int64") * STRIDE % 2**32
         return tf.stack([shift, tf.zeros((), "int64")])
 
     def left(self, scope: Any) -> dict[int, Any]:
         """The values that have changed, by place, as they are to be added up."""
         found = {}
         for place, (variable, old) in enumerate(
-            zip(self.variables, self._entered, strict=True)
+            zip(self._variables, self._entered, strict=True)
         ):
             new = scope.get_current_value(variable)
             if new is None or new is old:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from keras_mirror import _context
 from keras_mirror._seeds import is_seed
-from keras_mirror._tensorflow.entered import Entered
+from keras_mirror._tensorflow.entered import Entered, other_variables
 from keras_mirror._tensorflow.losses import ReplicaHooks, SynchronizedHooks
 
 _log = logging.getLogger("keras_mirror")
@@ -80,13 +80,14 @@ class StepFunction:
         self._divided = self._compiled(self.in_replicas, jit_compile=False)
         self._why: dict[Any, str | None] = {}
         self._changes_weights = False
+        self._was_built = False
 
-    def _compiled(self, function: Callable[..., Any], jit_compile: Any) -> Any:
+    def _compiled(self, function: Callable[..., Any], jit_compile: bool) -> Any:
         function = tf.autograph.experimental.do_not_convert(function)
         if self._model.run_eagerly:
             return function
-        jit_compile = bool(jit_compile) and jit_compile != "auto"
-        return tf.function(function, reduce_retracing=True, jit_compile=jit_compile)
+        options = {"reduce_retracing": True, "jit_compile": jit_compile}
+        return tf.function(function, **options)
 
     def _on_home(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def on_home(data: Any) -> Any:
@@ -122,12 +123,19 @@ class StepFunction:
         as in plain Keras.
         """
         internals = _context.internals()
-        if self._kind == "predict" or internals.is_built(self._model, self._kind):
+        if self._kind == "predict" or self._is_built():
             return
         if not internals.is_built(self._model, "predict"):
             return
         with contextlib.suppress(Exception):
             internals.build(self._model, data)
+
+    def _is_built(self) -> bool:
+        # Looked for at each step until it is so: what is built stays it.
+        if not self._was_built:
+            internals = _context.internals()
+            self._was_built = internals.is_built(self._model, self._kind)
+        return self._was_built
 
     def why_whole(self, data: Any) -> str | None:
         """Why a batch is not divided; None where it is."""
@@ -138,29 +146,26 @@ class StepFunction:
         internals = _context.internals()
         if not internals.has_default_step(self._model):
             return "the model has a step of its own"
-        if not internals.is_built(self._model, self._kind):
+        if not self._is_built():
             return "the model is not built"
         rows = _rows(data)
         if not rows or rows % self._count:
             return "the replicas do not divide it"
         if self.strategy.view == "global":
             return 'view="global"'
+        if self.strategy.view == "replica":
+            return None
         key = tf.nest.map_structure(
             lambda leaf: None if leaf is None else (tuple(leaf.shape), str(leaf.dtype)),
             data,
         )
         key = repr(key)
         if key not in self._why:
-            found = self._why[key] = self._why_model(data)
+            found = self._why[key] = self._why_rows_mix(data)
             _log.info(
                 "%s: batches are %s", self._model.name, found or "divided over replicas"
             )
         return self._why[key]
-
-    def _why_model(self, data: Any) -> str | None:
-        if self.strategy.view == "replica":
-            return None
-        return self._why_rows_mix(data)
 
     def _why_rows_mix(self, data: Any) -> str | None:
         """Whether rows depend on each other, by trying it out without training."""
@@ -216,7 +221,7 @@ class TestFunction(StepFunction):
         """Loss, outputs and changed state of the whole batch."""
         model, training = self._model, self._tries_training()
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        others = [*model.non_trainable_variables, *model.metrics_variables]
+        others = other_variables(model)
         mapping = [(v, tf.identity(v.value)) for v in others]
         before = [value for _, value in mapping]
         mapping += [(v, v.value) for v in model.trainable_variables]
@@ -244,8 +249,7 @@ class TestFunction(StepFunction):
 
     def in_replicas(self, data: Any) -> Any:
         """Outputs and loss by the replicas, the metrics once, over all rows."""
-        loss, y_pred, left, variables = self._divide(data, training=False)
-        return self._finished(data, loss, y_pred, left, variables)
+        return self._finished(data, *self._divide(data, training=False))
 
     def _divide(self, data: Any, *, training: bool) -> Any:
         model, known = self._model, {}
@@ -255,7 +259,6 @@ class TestFunction(StepFunction):
             rows = _own_rows(data, index, self._count)
             x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(rows)
             entered = Entered(model, index)
-            known["variables"] = entered.variables
             with (
                 tf.GradientTape(watch_accessed_variables=False) as tape,
                 _context.hooks(hooks),
@@ -295,15 +298,14 @@ class TestFunction(StepFunction):
             if has_mask:
                 leaf._keras_mask = next(masks)
         if not training:
-            return add(loss), y_pred, left, known["variables"]
+            return add(loss), y_pred, left
         sums = iter([add(grad) for grad in rest[0]])
         grads = [next(sums) if there else None for there in known["grads"]]
-        return add(loss), y_pred, left, known["variables"], grads
+        return add(loss), y_pred, left, grads
 
-    def _finished(
-        self, data: Any, loss: Any, y_pred: Any, left: Any, variables: Any
-    ) -> Any:
+    def _finished(self, data: Any, loss: Any, y_pred: Any, left: Any) -> Any:
         model = self._model
+        variables = other_variables(model)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.device(self._home):
             for place, value in left.items():
@@ -317,6 +319,10 @@ class TrainFunction(TestFunction):
     """Trains."""
 
     _kind = "train"
+
+    def __init__(self, model: Any, strategy: Any, reduction: str):
+        super().__init__(model, strategy)
+        self._factor = 1 if reduction == "mean" else self._count
 
     def _tries_training(self) -> bool:
         # Else masks and batch statistics differ between replicas, as they are to.
@@ -341,10 +347,6 @@ class TrainFunction(TestFunction):
                 return f"whole: {others[place].path} changes in training"
         return None
 
-    def __init__(self, model: Any, strategy: Any, reduction: str):
-        super().__init__(model, strategy)
-        self._factor = 1 if reduction == "mean" else self._count
-
     def step(self, data: Any) -> Any:
         """The model's own train step."""
         if self._factor == 1:
@@ -358,13 +360,13 @@ class TrainFunction(TestFunction):
 
     def in_replicas(self, data: Any) -> Any:
         """Gradients by the replicas, the update once."""
-        loss, y_pred, left, variables, grads = self._divide(data, training=True)
+        loss, y_pred, left, grads = self._divide(data, training=True)
         model = self._model
         with tf.device(self._home):
             grads = [_times(grad, self._factor) for grad in grads]
             pairs = zip(grads, model.trainable_variables, strict=True)
             model.optimizer.apply_gradients(list(pairs))
-        return self._finished(data, loss, y_pred, left, variables)
+        return self._finished(data, loss, y_pred, left)
 
 
 class PredictFunction(StepFunction):

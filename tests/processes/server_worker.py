@@ -10,20 +10,12 @@ import training
 
 import keras_mirror as km
 from keras_mirror._jax import state
-from keras_mirror._jax.sharded import layout_of
+from keras_mirror._jax.sharded import groups_of, layout_of
 
 
 def parts(model, strategy, group, place):
     """Of how many parts of a variable this worker holds one in a step."""
-    groups = [
-        [v.value for v in g]
-        for g in (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
-    ]
+    groups = [[v.value for v in g] for g in groups_of(model)]
     placed = state.place_state(groups, layout_of(model, strategy))
     array = placed.lists()[group][place]
     return array.size // array.addressable_data(0).size
