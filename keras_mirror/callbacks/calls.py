@@ -127,12 +127,19 @@ def learning_rate(model: Any) -> float | None:
 
 
 def _agree(callback_list: Any, stops: bool, what: str) -> bool:
-    """Whether a worker stops; and what one has set as learning rate is set on all."""
+    """Whether a worker stops; and what one has set as learning rate is set on all.
+
+    Raises:
+        WorkersDifferError: Two workers have set different ones.
+    """
     model = callback_list.model
     own = learning_rate(model)
     told = _engine.load().exchange([stops, own], what)
     rates = [rate for _, rate in told]
-    agreed = next((r for r in rates if r != callback_list._km_rate), rates[0])
+    changed = [rate for rate in rates if rate != callback_list._km_rate]
+    if len(set(map(repr, changed))) > 1:  # of text: NaN is unequal to itself
+        raise errors.WorkersDifferError("learning rate", rates)
+    agreed = changed[0] if changed else callback_list._km_rate
     if agreed is not None and agreed != own:
         model.optimizer.learning_rate = agreed
     callback_list._km_rate = agreed

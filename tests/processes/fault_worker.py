@@ -245,6 +245,10 @@ def set_and_set_back(model):
     model.set_weights(weights)
 
 
+def set_rate(model):
+    model.optimizer.learning_rate = 0.01 * (me + 1)
+
+
 def attempt(function):
     try:
         function()
@@ -322,6 +326,7 @@ def errors_of_one():
         "a weight": attempt(
             lambda: fit(built, epochs=3, callbacks=[At(0, zeros, batch=1)])
         ),
+        "rates": attempt(lambda: fit(built, epochs=3, callbacks=[At(me, set_rate)])),
         "callbacks": attempt(lambda: fit(built, epochs=1, callbacks=alone)),
         "dtypes": attempt(lambda: built.fit((b for b in batches), verbose=0)),
     }

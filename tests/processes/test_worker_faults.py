@@ -126,6 +126,7 @@ TOGETHER = (
     "callbacks",
     "weights",
     "a weight",
+    "rates",
     "dtypes",
 )
 
@@ -150,6 +151,9 @@ def test_workers_that_catch_an_error_of_one_go_on_together(tmp_path, strategy):
     assert "worker 0: none (0 set between" in chief["heard"]["weights"]
     assert "worker 1: none (0 set between" in chief["heard"]["a weight"]
     assert "dense/kernel" in chief["heard"]["weights"]
+    assert "learning rate" in chief["heard"]["rates"]
+    assert "worker 0: 0.00999" in chief["heard"]["rates"]
+    assert "worker 1: 0.01999" in chief["heard"]["rates"]
     assert "a step that is not compiled" in chief["heard"]["run_eagerly"]
     assert "worker 0: ConsistencyCheck; worker 1: none" in chief["heard"]["callbacks"]
     assert "worker 1: int32[8, 6]" in chief["heard"]["dtypes"]
