@@ -187,7 +187,7 @@ def _add_launch(commands: "argparse._SubParsersAction[_Parser]") -> None:
         "--devices-per-worker", help="virtual CPU devices of each worker", **whole
     )
     parser.add_argument("--nodes", default=1, help="nodes that launch", **whole)
-    parser.add_argument("--node-rank", default=0, type=int, metavar="K")
+    parser.add_argument("--node-rank", default=0, type=_whole, metavar="K")
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -196,7 +196,7 @@ def _add_launch(commands: "argparse._SubParsersAction[_Parser]") -> None:
     parser.add_argument(
         "--max-restarts",
         default=0,
-        type=int,
+        type=_whole,
         metavar="N",
         help="how often a failed job is started again (default: %(default)s)",
     )
@@ -241,16 +241,20 @@ def _run_launch(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _positive(text: str) -> int:
+def _whole(text: str, least: int = 0) -> int:
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if number < 1:
+        number = least - 1
+    if number < least:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number of at least 1. Received: {text!r}"
+            f"must be a whole number of at least {least}. Received: {text!r}"
         )
     return number
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
 
 
 def _run_demo(arguments: argparse.Namespace) -> None:

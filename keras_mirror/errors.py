@@ -5,6 +5,7 @@ rule that was broken, what was received, and the edit that fixes it.
 """
 
 import difflib
+import types
 from collections.abc import Iterable, Sequence
 
 
@@ -369,13 +370,27 @@ class LateWorkerError(KerasMirrorError, RuntimeError):
 class WorkersDifferError(KerasMirrorError, RuntimeError):
     """Workers that bring different things to where they must agree."""
 
+    _FIXES = types.MappingProxyType(
+        {
+            "place of the program": "Let every worker make the same calls, in the same "
+            "order.",
+            "learning rate": "Set it on one worker, or alike on all.",
+            "variables": "Let every worker build and compile the same model, and set "
+            "the same weights.",
+            "step": "Let every worker build and compile the same model.",
+        }
+    )
+
     def __init__(self, what: str, values: Sequence[object]):
         listed = "; ".join(f"worker {i}: {value}" for i, value in enumerate(values))
+        fix = self._FIXES.get(
+            what,
+            "Give every worker the same data and the same arguments; with "
+            'auto_shard="off", parts of one kind and equally many of them.',
+        )
         super().__init__(
             f"All workers must bring the same {what}, since each computes its rows of "
-            f"one global batch. Received: {listed}. Give every worker the same data "
-            'and the same arguments; with auto_shard="off", parts of one kind and '
-            "equally many of them."
+            f"one global batch. Received: {listed}. {fix}"
         )
 
 

@@ -75,6 +75,9 @@ def goes_by_gloo() -> bool:
 
 
 # What the strategy says itself, by an argument of its own.
+# How long who has ended waits for the others, since JAX ends all together. They may
+# have work of their own to do; whether they live, the heartbeat says.
+_SHUTDOWN_SECONDS = 7 * 24 * 60 * 60
 _SAID_BY = {
     "coordinator_address": "cluster",
     "num_processes": "cluster",
@@ -117,7 +120,7 @@ def initialize(
         "process_id": membership.index,
         "initialization_timeout": timeout_seconds,
         "heartbeat_timeout_seconds": heartbeat_seconds,
-        "shutdown_timeout_seconds": heartbeat_seconds,
+        "shutdown_timeout_seconds": _SHUTDOWN_SECONDS,
     }
     if membership.index == 0 and membership.coordinator is not None:
         # That interface, not all of them.

@@ -1,11 +1,15 @@
 """What tells two traced programs apart, the same in every process."""
 
+import contextlib
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from keras_mirror._jax import equations
+
+_MOST_LINES = 5
 
 
 def of(jaxpr: Any) -> str:
@@ -17,6 +21,38 @@ def of(jaxpr: Any) -> str:
     lines = [_line(equation) for equation in equations.all_of(jaxpr)]
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=4).hexdigest()
     return f"{len(lines)} operations ({digest})"
+
+
+def settings(model: Any) -> list[str]:
+    """What a model was compiled with, an option a line."""
+    with contextlib.suppress(Exception):  # a user's own objects say what they like
+        return sorted(_flat(model.get_compile_config() or {}, ""))
+    return []
+
+
+def _flat(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, (list, tuple)):
+        for place, each in enumerate(value):
+            yield from _flat(each, f"{name}[{place}]")
+    else:
+        yield f"{name}={value!r}".replace(".config.", ".")
+
+
+def differing(told: list[tuple[str, list[str]]]) -> list[str]:
+    """Of each worker, its program and what it was compiled with that others were not.
+
+    Args:
+        told: The words of `of` and of `settings`, of each worker.
+    """
+    common = set.intersection(*(set(lines) for _, lines in told))
+    found = []
+    for words, lines in told:
+        own = [line for line in lines if line not in common][:_MOST_LINES]
+        found.append(f"{words}, {', '.join(own)}" if own else words)
+    return found
 
 
 def _line(equation: Any) -> str:

@@ -1,5 +1,6 @@
 """The processes of a cluster: meeting, agreeing, and starting from one state."""
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from keras_mirror import _seeds, errors
+from keras_mirror._context import name_of_call
 from keras_mirror._jax import chief_watch, compat, turns
 from keras_mirror._jax.mesh import WORKER, from_own_rows, mesh_of, replicated
 from keras_mirror.cluster.rendezvous import meet
@@ -22,6 +24,7 @@ from keras_mirror.cluster.rendezvous import meet
 # How long a worker waits for the others at one place of the program.
 LATE_SECONDS = 60.0
 _FAILED = "failed"
+_ENDED = "the end of the program"
 # Each request to the store costs some 0.2 ms: what was read is deleted in blocks.
 _BLOCK = 64
 _numbers = itertools.count()
@@ -90,6 +93,7 @@ def join(
 def _attend(heartbeat_seconds: int) -> None:
     chief_watch.start(heartbeat_seconds)
     _tell_uncaught()
+    atexit.register(_tell_end)  # after JAX's own, and so called before it
 
 
 def _check_adopted(membership: Any, runtime_options: Mapping[str, Any]) -> None:
@@ -163,10 +167,13 @@ def exchange(value: Any, what: str) -> list[Any]:
     while looks := [number for said, number in told if said == _LOOK]:
         _take_part(looks[0])
         told = _meet(value, what)
-    places = [said for said, _ in told]
+    _check_place([said for said, _ in told])
+    return [other for _, other in told]
+
+
+def _check_place(places: list[str]) -> None:
     if len(set(places)) > 1:
         raise errors.WorkersDifferError("place of the program", places)
-    return [other for _, other in told]
 
 
 def _meet(value: Any, what: str) -> list[Any]:
@@ -177,6 +184,9 @@ def _meet(value: Any, what: str) -> list[Any]:
     for index, (said, other) in enumerate(told):
         if said == _FAILED:
             raise errors.WorkerFailedError(index, other)
+    places = [said for said, _ in told]
+    if _ENDED in places:  # nobody waits for these any more
+        _check_place(places)
     # Whoever is here has read all that was said at the places before.
     if number and number % _BLOCK == 0:
         folder = _folder(number // _BLOCK - 1, jax.process_index())
@@ -249,6 +259,12 @@ def tell_failure(error: BaseException) -> None:
     _tell(next(_numbers), _FAILED, _in_words(error))
 
 
+def _tell_end() -> None:
+    """Lets those who go on know that this process does not."""
+    with contextlib.suppress(Exception):
+        _tell(next(_numbers), _ENDED, None)
+
+
 def _tell_uncaught() -> None:
     """Lets the others know of an error that ends this process.
 
@@ -295,16 +311,19 @@ def _over_workers(
     return np.asarray(turns.take(program, values).addressable_data(0))
 
 
-def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
+def from_chief(arrays: list[np.ndarray], names: list[str]) -> list[np.ndarray]:
     """The chief's values of these arrays, on every worker.
 
     Args:
         arrays: The same shapes and dtypes on every worker.
+        names: What each is called, for errors.
     """
     # Before all enter a collective, in which nobody could say who is missing.
-    kinds = exchange([[a.shape, str(a.dtype)] for a in arrays], "the chief's variables")
+    what = f"the chief's variables, for `{name_of_call() or 'compile'}`"
+    kinds = exchange([[a.shape, str(a.dtype)] for a in arrays], what)
     if any(other != kinds[0] for other in kinds):
-        raise errors.WorkersDifferError("variables", kinds)
+        words = exchange(_first_unlike(arrays, names, kinds), "their names")
+        raise errors.WorkersDifferError("variables", words)
     parts = [np.ascontiguousarray(array).view(np.uint8).ravel() for array in arrays]
     sent = np.concatenate(parts) if parts else np.zeros(0, np.uint8)
     received = _over_workers(sent, _chiefs)
@@ -316,10 +335,24 @@ def from_chief(arrays: list[np.ndarray]) -> list[np.ndarray]:
     return found
 
 
+def _first_unlike(arrays: list[np.ndarray], names: list[str], kinds: list[Any]) -> str:
+    """Which variable is not the same kind on all workers, as this one has it."""
+    alike = itertools.takewhile(
+        lambda row: all(kind == row[0] for kind in row), zip(*kinds, strict=False)
+    )
+    place = len(list(alike))
+    has = "no more"
+    if place < len(arrays):
+        array = arrays[place]
+        has = f"{names[place]!r}, {array.dtype}{list(array.shape)}"
+    return f"{len(arrays)} variables, of which number {place + 1} is {has}"
+
+
 def share_random_state() -> None:
     """Gives every worker the chief's state of the host's random generators.
 
     Keras and torch draw from them the order in which a fit takes its rows.
     """
     own = _seeds.host_state() if jax.process_index() == 0 else None
-    _seeds.set_host_state(exchange(own, "the state of random generators")[0])
+    what = f"the state of random generators, for `{name_of_call()}`"
+    _seeds.set_host_state(exchange(own, what)[0])

@@ -242,5 +242,7 @@ def take_from_chief(variables: Iterable[Any]) -> None:
     """Gives every worker the chief's values of these variables."""
     pairs = _values(variables)
     own = [np.asarray(value) for _, value in pairs]
-    for (variable, old), value in zip(pairs, processes.from_chief(own), strict=True):
+    names = [variable.path for variable, _ in pairs]
+    values = processes.from_chief(own, names)
+    for (variable, old), value in zip(pairs, values, strict=True):
         variable.assign(jax.device_put(value, old.sharding))

@@ -102,6 +102,8 @@ class StepFunction:
             self._whole_rows = jax.jit(whole, donate_argnums=self._donated, **options)
         self._sorts: dict[Any, bool] = {}
         self._traced: set[Any] = set()
+        # Told where workers differ; during a call Keras has taken the values away.
+        self._settings = fingerprint.settings(model) if self._spans else []
 
     def _in_shardings(self) -> Any:
         # Of a state that is split: as it comes.
@@ -193,7 +195,9 @@ class StepFunction:
                 own = fingerprint.of(program.trace(*arguments).jaxpr)
             told = processes.exchange(own, "the first of its kind of steps")
             if len(set(told)) > 1:
-                raise errors.WorkersDifferError("step", told)
+                own = [own, self._settings]
+                told = processes.exchange(own, "what it was compiled with")
+                raise errors.WorkersDifferError("step", fingerprint.differing(told))
             self._traced.add(key)
 
     def _for_this_worker(self, outputs: Any, batch: StepBatch) -> Any:

@@ -32,16 +32,20 @@ class Membership:
     is_explicit: bool = False
 
 
+def is_address(value: object) -> bool:
+    """Whether it is "host:port" or "[v6]:port"."""
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and int(found["port"]) in _PORTS
+
+
 def check_address(value: object, field: str, source: str) -> str:
     """An address "host:port" or "[v6]:port".
 
     Raises:
         ClusterSpecError: It is none; the error names `field`.
     """
-    if isinstance(value, str):
-        found = _ADDRESS.fullmatch(value)
-        if found is not None and int(found["port"]) in _PORTS:
-            return value
+    if is_address(value):
+        return str(value)
     raise errors.ClusterSpecError(
         source, field, value, 'It must be an address such as "10.0.0.1:12345".'
     )

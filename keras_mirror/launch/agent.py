@@ -3,17 +3,17 @@
 import pathlib
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
 from keras_mirror.errors import LaunchFailedError, LaunchUsageError, PreemptedExit
 from keras_mirror.launch.config import LaunchConfig, free_address
 from keras_mirror.launch.watchdog import Watchdog
-from keras_mirror.launch.worker import Worker, in_words
+from keras_mirror.launch.worker import Worker, in_words, say
 
 _POLL_SECONDS = 0.05
 # When one worker dies the others often end as well, of its death. Those who end
@@ -40,18 +40,14 @@ def launch(config: LaunchConfig) -> None:
             return
         code = failed.exit_code or 0
         if code == PreemptedExit.EXIT_CODE:
-            _say(f"worker {failed.rank} was preempted; starting again")
+            say(f"worker {failed.rank} was preempted; starting again")
             time.sleep(_PAUSE_SECONDS)
             continue
         if restarts >= config.max_restarts:
             raise LaunchFailedError(_report(failed), code if code > 0 else 128 - code)
         restarts += 1
-        _say(f"{_report(failed)}\nrestart {restarts} of {config.max_restarts}")
+        say(f"{_report(failed)}\nrestart {restarts} of {config.max_restarts}")
         time.sleep(_PAUSE_SECONDS)
-
-
-def _say(text: str) -> None:
-    print(f"keras-mirror launch: {text}", file=sys.stderr, flush=True)
 
 
 def _report(worker: Worker) -> str:
@@ -141,18 +137,31 @@ class _Attempt:
             time.sleep(_POLL_SECONDS)
 
     def _first_failed(self) -> Worker | None:
-        times = {worker: worker.failed_at() for worker in self._workers}
-        failed = {worker: at for worker, at in times.items() if at is not None}
+        failed = self._failed()
         if not failed:
             return None
-        # The end of a connection is the end of another worker.
-        causes = [w for w in failed if not w.has_lost_another()]
+        causes = self._causes(failed)
+        if not causes:
+            # Who was lost may wait for these until they are gone.
+            self._wait(self._config.grace_seconds)
+            failed = self._failed()
+            causes = self._causes(failed)
         first = min(causes or failed, key=failed.__getitem__)
         if not causes:
             first.lost_first = self._lost_by(first)
         # One that has raised may wait for the others until they are gone.
         self._wait(self._config.grace_seconds, [first])
         return first
+
+    def _failed(self) -> dict[Worker, float]:
+        """Those that failed, and when."""
+        times = {worker: worker.failed_at() for worker in self._workers}
+        return {worker: at for worker, at in times.items() if at is not None}
+
+    @staticmethod
+    def _causes(failed: Mapping[Worker, float]) -> list[Worker]:
+        """Those that failed by themselves."""
+        return [worker for worker in failed if not worker.has_lost_another()]
 
     def _lost_by(self, worker: Worker) -> str | None:
         """Who ended without an error, or stands still, where that ended a worker."""

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from keras_mirror.cluster.spec import is_address
 from keras_mirror.errors import LaunchUsageError
 
 DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -37,7 +38,7 @@ class LaunchConfig:
     node_rank: int = 0
     coordinator: str | None = None
     max_restarts: int = 0
-    log_dir: str | None = None
+    log_dir: str | os.PathLike[str] | None = None
     grace_seconds: float = 5.0
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
@@ -65,11 +66,14 @@ class LaunchConfig:
                 "Several nodes meet at one address: pass the coordinator as HOST:PORT "
                 f"of node 0. Received: nodes={self.nodes}, coordinator=None."
             )
-        host, _, port = (self.coordinator or "a:1").rpartition(":")
-        if not host or not port.isdigit() or int(port) not in range(1, 65536):
+        if self.coordinator is not None and not is_address(self.coordinator):
             raise LaunchUsageError(
                 "coordinator must be HOST:PORT, with a port from 1 to 65535. "
                 f"Received: {self.coordinator!r}."
+            )
+        if not isinstance(self.log_dir, (str, os.PathLike, type(None))):
+            raise LaunchUsageError(
+                f"log_dir must be a path, or None. Received: {self.log_dir!r}."
             )
         script = self.command[0]
         if script != "-m" and not pathlib.Path(script).is_file():

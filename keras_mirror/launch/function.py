@@ -20,7 +20,7 @@ def launch(
     workers: int = 2,
     devices_per_worker: int | None = None,
     max_restarts: int = 0,
-    log_dir: str | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> list[Any]:
     """Calls a function in several worker processes that train together.
 
@@ -69,12 +69,17 @@ def launch(
         raise LaunchUsageError(f"`fn` must be callable. Received: {fn!r}.")
     if not isinstance(args, (list, tuple)):
         raise LaunchUsageError(f"`args` must be a list or tuple. Received: {args!r}.")
-    if not isinstance(kwargs or {}, Mapping):
+    if kwargs is not None and not isinstance(kwargs, Mapping):
         raise LaunchUsageError(f"`kwargs` must be a mapping. Received: {kwargs!r}.")
     with tempfile.TemporaryDirectory(prefix="keras_mirror_") as folder:
         path = pathlib.Path(folder)
-        with open(path / "call.pickle", "wb") as file:
-            cloudpickle.dump((fn, tuple(args), dict(kwargs or {})), file)
+        what = {"fn": fn, "args": tuple(args), "kwargs": dict(kwargs or {})}
+        try:
+            with open(path / "call.pickle", "wb") as file:
+                cloudpickle.dump(tuple(what.values()), file)
+        except Exception as error:
+            _name_what_cannot_be_sent(what, cloudpickle.dumps)
+            raise LaunchUsageError(f"Nothing can be sent: {error}.") from error
         run_job(
             LaunchConfig(
                 ["-m", "keras_mirror.launch.call", folder],
@@ -94,8 +99,28 @@ def launch(
                     f"{rank} ended the process inside of it, with exit code 0.",
                     1,
                 )
-            found.append(pickle.loads(result.read_bytes()))
+            try:
+                found.append(pickle.loads(result.read_bytes()))
+            except Exception as error:
+                raise LaunchFailedError(
+                    "Each worker must return what this process can read with pickle. "
+                    f"Received from worker {rank}: {type(error).__name__}: {error}.",
+                    1,
+                ) from error
         return found
+
+
+def _name_what_cannot_be_sent(
+    what: Mapping[str, Any], dumps: Callable[[Any], Any]
+) -> None:
+    for name, value in what.items():
+        try:
+            dumps(value)
+        except Exception as error:
+            raise LaunchUsageError(
+                f"`{name}` is sent to the workers with cloudpickle. Received: "
+                f"{value!r} ({type(error).__name__}: {error})."
+            ) from error
 
 
 def _environment() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import io
 import os
 import pathlib
 import re
@@ -11,11 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import BinaryIO
 
+from keras_mirror.errors import LaunchUsageError
 from keras_mirror.launch import failure
 
 _KEPT_LINES = 200
+# Workers' lines are read by a thread each.
+_saying = threading.Lock()
 # What JAX says where gloo has lost the connection to another worker.
 _LOST = re.compile(
     r"gloo.*connection (reset|closed) by peer", re.IGNORECASE | re.DOTALL
@@ -23,6 +26,12 @@ _LOST = re.compile(
 # What its runtime says before it ends a process since it hears nothing of others.
 _DEAD = "another task died"
 _SILENT = re.compile(r"stopped sending heartbeats\)?:?\s*((?:\d+[,\s]*)+)")
+# And what keras_mirror says, where it is the chief.
+_NO_CHIEF = re.compile(r"keras_mirror: worker \d+ has heard nothing from worker (\d+)")
+# What keras_mirror raises where another worker is the cause.
+_FOLLOWS = re.compile(
+    r"WorkerFailedError: |WorkersDifferError: .*: the end of the program"
+)
 
 
 class Worker:
@@ -50,6 +59,7 @@ class Worker:
         self.lost_first: str | None = None
         self._record = record
         self.log = log
+        self._kept = _open_log(log)
         self.ended_at: float | None = None
         self.lines: collections.deque[str] = collections.deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
@@ -89,14 +99,16 @@ class Worker:
     def has_lost_another(self) -> bool:
         """Whether it has ended since another worker was gone."""
         if self.failure is not None:
-            return bool(_LOST.search(self.failure.text))
+            text = self.failure.text
+            return bool(_LOST.search(text) or _FOLLOWS.search(text))
         is_aborted = self.exit_code == -signal.SIGABRT
         return is_aborted and any(_DEAD in line for line in self.lines)
 
     def lost(self) -> set[int]:
         """The ranks of those that it has heard nothing of."""
-        found = _SILENT.search("\n".join(self.lines))
-        return set(map(int, re.findall(r"\d+", found[1]))) if found else set()
+        text = "\n".join(self.lines)
+        named = [*_SILENT.findall(text), *_NO_CHIEF.findall(text)]
+        return set(map(int, re.findall(r"\d+", " ".join(named))))
 
     def send(self, number: int) -> None:
         """Sends a signal to the worker and to what it has started."""
@@ -111,17 +123,40 @@ class Worker:
     def _read(self) -> None:
         stream = self._process.stdout
         assert stream is not None
+        # Read to its end whatever happens: else the worker would wait for ever.
         with contextlib.ExitStack() as stack:
-            log: BinaryIO | None = None
-            if self.log is not None:
-                log = stack.enter_context(open(self.log, "ab"))
+            log = stack.enter_context(self._kept)
             for line in stream:
-                if log is not None:
+                try:
                     log.write(line)
-                    log.flush()
+                except OSError as error:  # the disk is full
+                    say(f"{self.log} is not written any more: {error.strerror}")
+                    log = stack.enter_context(_open_log(None))
                 text = line.decode(errors="replace").rstrip("\n")
                 self.lines.append(text)
-                print(f"[{self.rank}] {text}", file=sys.stderr, flush=True)
+                say(text, f"[{self.rank}]")
+
+
+def say(text: str, who: str = "keras-mirror launch:") -> None:
+    """A line on stderr, where that is still read."""
+    with _saying, contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"{who} {text}\n")
+        sys.stderr.flush()
+
+
+def _open_log(path: pathlib.Path | None) -> io.FileIO:
+    """Where a worker's output is kept; None where it is not.
+
+    Raises:
+        LaunchUsageError: No file can be written there.
+    """
+    try:
+        return open(path or os.devnull, "ab", buffering=0)
+    except OSError as error:
+        raise LaunchUsageError(
+            "Each worker's output is kept in a file of log_dir. "
+            f"Received: {str(path)!r} ({error.strerror})."
+        ) from error
 
 
 def in_words(exit_code: int) -> str:

@@ -1,11 +1,16 @@
 """ShardedCheckpoint: parts saved from where they lie, read wherever they are wanted."""
 
+import collections
+import gc
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 
+import jax
 import keras
 import numpy as np
 import pytest
@@ -92,6 +97,62 @@ def test_each_device_writes_its_own_part(saved):
     assert written["trainable_00000"] == [6, 2]  # of [6, 8]
     assert written["optimizer_00002"] == [6, 2]
     assert written["trainable_00003"] == [1]
+
+
+def held():
+    """Bytes of arrays on each device; a buffer counts once."""
+    found = {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            key = shard.device, shard.data.unsafe_buffer_pointer()
+            found[key] = shard.data.nbytes
+    total = collections.Counter()
+    for (device, _), size in found.items():
+        total[device] += size
+    return total
+
+
+def most_held(function):
+    """Bytes of arrays that a device has at any time in a call, beyond those before.
+
+    Looked at whenever JAX's Python code has done something with an array.
+    """
+    returns, before, most = itertools.count(), held(), 0
+
+    def look(frame, event, _):
+        nonlocal most
+        is_jax = frame.f_code.co_filename.endswith(("_src/array.py", "_src/api.py"))
+        if is_jax and event == "return" and next(returns) % 5 == 0:
+            sys.setprofile(None)
+            most = max(most, *(held() - before).values(), 0)
+            sys.setprofile(look)
+
+    threading.setprofile(look)
+    sys.setprofile(look)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return most
+
+
+@pytest.mark.parametrize("name", ["parameters", "optimizer"])
+def test_saving_holds_no_more_than_one_variable_beyond_the_parts(name, tmp_path):
+    layers = [keras.Input((6,)), *(keras.layers.Dense(64) for _ in range(4))]
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile("adam", "mse", distribution=STRATEGIES[name]())
+    fit(model)
+    gc.collect()
+    one = 64 * 64 * 4
+    saving = km.ShardedCheckpoint(tmp_path)
+    assert most_held(lambda: (saving.save(model), saving.close())) <= one
+    assert most_held(lambda: model.save(tmp_path / "model.keras")) <= one
+    assert most_held(lambda: model.save_weights(tmp_path / "a.weights.h5")) <= one
+    first, kept = jax.devices()[0], []
+    move = lambda v: kept.append(jax.device_put(np.asarray(v), first))  # noqa: E731
+    # It would have been seen.
+    assert most_held(lambda: [*map(move, model.optimizer.variables)]) > 2 * one
 
 
 def test_checkpoints_that_are_not_there_or_of_others_are_refused(saved, tmp_path):

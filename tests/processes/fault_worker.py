@@ -26,7 +26,7 @@ def make(**options):
     return km.ParameterServerStrategy(**options)
 
 
-strategy = make(heartbeat_seconds=10)
+strategy = make(heartbeat_seconds=int(os.environ.get("HEARTBEAT", "10")))
 me = strategy.worker_index
 X, Y = training.X[:24], training.Y[:24]
 keras.utils.set_random_seed(7)
@@ -88,6 +88,49 @@ def raises_outside():
     if me == 1:
         raise_(built)
     fit(built, epochs=1)
+
+
+def leaves():
+    """Worker 1 ends in the middle, as a program may that is done."""
+    fit(model(), callbacks=[At(1, lambda _: sys.exit(3), batch=1)])
+
+
+def works_on():
+    """The chief has work of its own after training, for longer than a heartbeat."""
+    fit(model(), epochs=1)
+    if me == 0:
+        time.sleep(8)
+    return {}
+
+
+def ends_early():
+    """Worker 0 ends where worker 1 trains on."""
+    built = model()
+    fit(built, epochs=1)
+    if me == 1:
+        fit(built, epochs=1)
+
+
+def calls_others():
+    """Worker 1 makes other calls than the chief; both go on together."""
+    built, heard = model(), {}
+    calls = {
+        "predict": (lambda: built.predict(X), lambda: built.evaluate(X, Y)),
+        "compile": (lambda: fit(built, epochs=1), model),
+    }
+    for name, chief_and_other in calls.items():
+        heard[name] = attempt(chief_and_other[me])
+    optimizers = [keras.optimizers.SGD(0.1, momentum=0.9 - 0.1 * me), "adam"]
+    for optimizer in (optimizers[0], optimizers[me]):
+        other = training.mlp()
+
+        def differ(other=other, optimizer=optimizer):
+            other.compile(optimizer, "mse", distribution=strategy)
+            fit(other, epochs=1)
+
+        heard[f"optimizer {len(heard)}"] = attempt(differ)
+    fit(built, epochs=1)
+    return {"heard": heard, "weights": built.get_weights()}
 
 
 def stops_at_epoch():

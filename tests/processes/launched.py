@@ -68,6 +68,36 @@ def lose_a_silent_one():
         time.sleep(60)
 
 
+def lose_the_chief():
+    """JAX's runtime ends worker 1, and keras_mirror has said why."""
+    if rank == 0:
+        time.sleep(60)
+    print(
+        "keras_mirror: worker 1 has heard nothing from worker 0, the chief at a:1.\n"
+        "This most likely indicates that another task died;",
+        flush=True,
+    )
+    time.sleep(0.5)
+    os.abort()
+
+
+def leave_and_wait():
+    """Worker 1 is done, and waits until worker 0, which trains with it, has failed."""
+    from keras_mirror import errors
+
+    if rank == 0:
+        raise errors.WorkerFailedError(1, "SystemExit: 7")
+    time.sleep(1.5)
+    sys.exit(7)
+
+
+def flood():
+    for line in range(30000):
+        print("line", line)
+    with open(sys.argv[2] + str(rank), "w") as file:
+        print("all", file=file)
+
+
 def be_killed():
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import cluster
 import pytest
@@ -46,6 +47,9 @@ def test_a_function_that_raises_gives_the_workers_traceback():
     [
         ("train.py", {}, "`fn` must be callable. Received: 'train.py'"),
         (print, {"workers": 0}, "workers must be .* at least 1. Received: 0"),
+        (print, {"log_dir": 3}, "log_dir must be a path, or None. Received: 3"),
+        (print, {"kwargs": []}, "`kwargs` must be a mapping"),
+        (print, {"args": [threading.Lock()]}, r"`args` is sent .*lock.*TypeError"),
     ],
 )
 def test_what_cannot_be_launched_is_refused(fn, options, text):

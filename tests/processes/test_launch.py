@@ -108,6 +108,47 @@ def test_a_worker_that_nobody_hears_of_is_the_cause(end, said):
     assert re.match(text, cause), cause
 
 
+def test_a_chief_that_stands_still_is_the_cause():
+    done = launched("lose_the_chief")
+    cause = done.stderr.partition("keras-mirror launch: error: ")[2]
+    assert re.match(r"worker 0 \(pid \d+, which stands still\) was gone", cause), cause
+
+
+def test_who_left_is_the_cause_though_it_ends_last():
+    done = launched("leave_and_wait")
+    assert done.returncode == 7
+    assert "worker 1 failed first" in done.stderr and "exit code 7" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["stderr", "log"])
+def test_output_that_cannot_be_written_holds_nobody_up(tmp_path, place):
+    options = ("--workers", "2", "--log-dir", str(tmp_path))
+    if place == "log":
+        (tmp_path / "rank1.log").symlink_to("/dev/full")
+    process = subprocess.Popen(
+        command("flood", tmp_path / "end", options=options),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if place == "stderr":
+        process.stderr.readline()
+        process.stderr.close()
+    else:
+        assert "No space left on device" in process.communicate(timeout=60)[1]
+    assert process.wait(timeout=60) == 0
+    for rank in (0, 1):
+        assert (tmp_path / f"end{rank}").read_text() == "all\n"
+
+
+def test_a_log_that_cannot_be_written_is_named_before_anything_runs(tmp_path):
+    (tmp_path / "rank1.log").mkdir()
+    options = ("--workers", "2", "--log-dir", str(tmp_path))
+    done = launched("wait", options=options)
+    assert done.returncode == 2
+    assert f"'{tmp_path}/rank1.log' (Is a directory)" in done.stderr
+
+
 def test_a_killed_worker_is_named_with_its_signal_and_ends_the_others():
     start = time.monotonic()
     done = launched("be_killed")
@@ -182,6 +223,9 @@ def test_preemption_is_no_failure(tmp_path):
         (("--coordinator", ":5"), "HOST:PORT"),
         (("--coordinator", "a:0"), "from 1 to 65535"),
         (("--coordinator", "a:99999"), "from 1 to 65535"),
+        (("--coordinator", "10.0.0.1:9000:1"), "HOST:PORT"),
+        (("--coordinator", "a b:80"), "HOST:PORT"),
+        (("--max-restarts", "z"), "must be a whole number"),
         (("--log-dir", __file__), "log_dir must be a folder"),
     ],
 )

@@ -71,6 +71,52 @@ def test_an_error_on_one_worker_is_named_on_the_other(start, where):
     assert "ValueError: the disk is full" in workers.log(0)
 
 
+@pytest.mark.parametrize("strategy", ["mirrored", "servers"])
+def test_a_worker_that_leaves_with_an_exit_code_is_the_cause(tmp_path, strategy):
+    script = str(cluster.HERE / "fault_worker.py")
+    launch = [sys.executable, "-m", "keras_mirror", "launch", "--workers", "2"]
+    done = subprocess.run(
+        [*launch, script, str(tmp_path), "leaves"],
+        env=cluster.environment(1) | chosen(strategy),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 3, done.stderr[-6000:]
+    cause = done.stderr.rpartition("keras-mirror launch: error: ")[2]
+    assert cause.startswith("worker 1 failed first") and "exit code 3" in cause
+
+
+def test_who_has_ended_waits_for_one_that_works_on(tmp_path):
+    assert results(tmp_path, "works_on", more={"HEARTBEAT": "3"}) == [{}, {}]
+
+
+def test_training_on_alone_is_an_error_at_once(start):
+    workers = start("ends_early")
+    begin = time.monotonic()
+    assert workers.processes[1].wait(timeout=50) == 1, workers.logs()
+    assert time.monotonic() - begin < 45  # not LATE_SECONDS later
+    said = "worker 0: the end of the program; worker 1: the state of random"
+    assert said in workers.log(1), workers.logs()
+    assert workers.wait(30)[0] == 0
+
+
+def test_other_calls_are_named_and_what_differs_in_them(tmp_path):
+    chief, other = results(tmp_path, "calls_others")
+    assert other["heard"] == chief["heard"]
+    assert all(text.startswith("WorkersDiffer") for text in chief["heard"].values())
+    predict, compiled, momentum, slots = chief["heard"].values()
+    assert "worker 0: the chief's variables, for `predict`" in predict
+    assert "worker 1: the chief's variables, for `evaluate`" in predict
+    assert "make the same calls" in predict
+    assert "worker 0: the state of random generators, for `fit`" in compiled
+    assert "worker 1: the chief's variables, for `compile`" in compiled
+    assert "worker 1: " in momentum and "optimizer.momentum=0.8" in momentum
+    assert "learning_rate" not in momentum  # is alike
+    assert re.search(r"worker 0: \d+ var\S+ of which number \d+ is '?sgd", slots)
+    assert_same("weights", other["weights"], chief["weights"], 0)
+
+
 def test_failing_data_on_one_worker_is_named_on_the_other(start):
     workers = start("generator_fails")
     assert_all_fail(workers)

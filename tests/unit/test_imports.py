@@ -44,7 +44,7 @@ EDGES = {
         "errors",
         "cluster",
     },
-    "launch": {"launch", "errors"},
+    "launch": {"launch", "cluster", "errors"},
     "command_line": {"demo", "launch", "errors"},
     "__main__": {"command_line"},
 }
