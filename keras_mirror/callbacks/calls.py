@@ -36,7 +36,7 @@ def heard_or_spared(name: str) -> Callable[[Any], Any]:
             if not spared:
                 original(self, batch, logs)
             if name == "on_train_batch_end" and _is_among_workers():
-                _hold_stop(self.model)
+                _hold_stop()
 
         return call
 
@@ -48,9 +48,11 @@ def _is_among_workers() -> bool:
     return _context.has_many_workers(_context.running_strategy())
 
 
-def _hold_stop(model: Any) -> None:
+def _hold_stop() -> None:
     """Before the next step the workers tell each other that one wants to stop."""
-    if model.stop_training:
+    # Not the list's `model`: Keras would fetch the variables for that.
+    model = _context.fitted_model()
+    if model is not None and model.stop_training:
         model.stop_training = False
         _context.hold_stop(model)
 
